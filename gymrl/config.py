@@ -1,0 +1,286 @@
+"""Typed configuration: frozen structs that are checked when they are built.
+
+Nothing reads a raw dictionary after loading. A contradiction raises
+:class:`~gymrl.errors.ConfigError` that names the field, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import msgspec
+import yaml
+
+from gymrl.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT", bound="Config")
+
+
+def require(condition: bool, setting: str, value: object, remedy: str) -> None:
+    """Raise `ConfigError` naming the setting and its value unless `condition` holds."""
+    if not condition:
+        raise ConfigError(f"{setting}={value!r}: {remedy}", setting=setting)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all settings: keyword-only, frozen, unknown keys refused."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build from plain data.
+
+        Raises:
+            ConfigError: An unknown key, a wrong type or a value out of range, with its path.
+        """
+        try:
+            return msgspec.convert(values, cls, strict=True)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise ConfigError(f"{cls.__name__}: {error}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` reads back."""
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        return data
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML, TOML or JSON file.
+
+    Raises:
+        ConfigError: The file is missing, does not parse, or holds something else.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".toml":
+            values: Any = tomllib.loads(text)
+        else:
+            values = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}", setting=str(file)) from error
+    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file} does not parse: {error}", setting=str(file)) from error
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} holds a {type(values).__name__}; a mapping is needed")
+    return values
+
+
+def load(cls: type[ConfigT], path: str | Path) -> ConfigT:
+    """Read `cls` from a YAML, TOML or JSON file; errors name the file."""
+    try:
+        return cls.from_dict(read_mapping(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", setting=error.setting) from error
+
+
+class SamplingParams(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are sampled.
+
+    Attributes:
+        temperature: 0 is greedy; log-probabilities are then those of temperature 1.
+        top_p: Nucleus: the smallest set of tokens whose mass reaches it. 1 is off.
+        top_k: Only the k likeliest tokens. None is off.
+        max_tokens: At most this many sampled tokens a call; None fills the context.
+        stop: Texts that end the generation.
+        stop_token_ids: Tokens that end it, beside the model's own end of turn.
+        seed: Makes the call repeatable whatever else is in the batch, up to the last bits of
+            a logit.
+        ignore_eos: Sample on to `max_tokens` (for benchmarks).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "temperature",
+            self.temperature,
+            "must be a finite number, 0 or more",
+        )
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "must be above 0 and at most 1")
+        require(self.top_k is None or self.top_k > 0, "top_k", self.top_k, "must be positive")
+        require(
+            self.max_tokens is None or self.max_tokens > 0,
+            "max_tokens",
+            self.max_tokens,
+            "must be positive, or left out",
+        )
+
+
+LogprobsMode = Literal["processed", "raw"]
+
+
+class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One embedded generator and the HTTP server in front of it.
+
+    Attributes:
+        model: A directory, a hub id, or ``smollm2``.
+        served_model_name: What ``/v1/models`` says and requests may name.
+        dtype: Of the weights: ``float32``, ``bfloat16``, ``float16``; ``auto`` is the checkpoint's.
+        device: ``auto`` takes a GPU when there is one.
+        max_batch_size: Sequences decoded together. 1 makes tokens independent of load.
+        max_model_len: Context in tokens; None is the model's own.
+        num_threads: Torch's intra-op threads; None is torch's default.
+        logprobs_mode: ``processed``: of the sampling distribution (after temperature and top-p,
+            top-k). ``raw``: of the model's own, at temperature 1.
+        tool_parser: ``hermes``, ``llama_json`` or ``none``; ``auto`` reads it off the template.
+        reasoning_parser: ``think`` or ``none``; ``auto`` reads it off the template.
+        on_rewrite: When the template rewrites history: ``error``, or start a new ``segment``.
+        host: Address the server listens on.
+        port: 0 takes a free one.
+        max_body_bytes: Larger request bodies get HTTP 413.
+    """
+
+    model: str
+    served_model_name: str = "policy"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_batch_size: int = 16
+    max_model_len: int | None = None
+    num_threads: int | None = None
+    logprobs_mode: LogprobsMode = "processed"
+    tool_parser: Literal["auto", "hermes", "llama_json", "none"] = "auto"
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    on_rewrite: Literal["error", "segment"] = "error"
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_body_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        require(bool(self.model), "model", self.model, "name a directory, a hub id or smollm2")
+        require(self.max_batch_size > 0, "max_batch_size", self.max_batch_size, "must be positive")
+        require(
+            self.max_model_len is None or self.max_model_len > 0,
+            "max_model_len",
+            self.max_model_len,
+            "must be positive, or left out",
+        )
+        require(0 <= self.port < 65536, "port", self.port, "must be a port, or 0 for a free one")
+
+
+class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One Gym worker: the servers it runs or talks to, and how it reads their answers.
+
+    Attributes:
+        servers: Server instances in Gym's own shape,
+            ``{instance: {type: {impl: {entrypoint, ...}}}}``. An ``entrypoint`` of the form
+            ``package.module:Class`` is one of ours and is started by the worker.
+        registry_url: Address of a registry (head) server that someone else runs. Then `servers`
+            must be empty.
+        base_urls: OpenAI-compatible policy servers, with ``/v1``; servers take turns.
+        model_name: The model the agents ask for.
+        tokenizer: Directory or hub id of the tokenizer that decodes text; None: no text.
+        decode_text: Keep each turn's text beside its tokens.
+        host: Address that the servers listen on.
+        port_range_low: First port to try; None takes free ones.
+        port_range_high: Last port to try.
+        max_connections: Concurrent connections of the worker; 0 is no limit.
+        row_timeout_s: Deadline of one ``/run`` call.
+        spinup_timeout_s: Deadline for all servers to become ready.
+        on_broken_prefix: When a turn's prompt does not begin with the tokens so far: ``error``
+            fails the row, ``truncate`` keeps the turns before it.
+        invalid_tool_call_patterns: Texts that, in an answer, mean a tool call was not made.
+        thinking_tags: The opening and the closing tag of reasoning.
+    """
+
+    servers: dict[str, Any] = {}
+    registry_url: str | None = None
+    base_urls: tuple[str, ...] = ()
+    model_name: str = "policy"
+    tokenizer: str | None = None
+    decode_text: bool = True
+    host: str = "127.0.0.1"
+    port_range_low: int | None = None
+    port_range_high: int | None = None
+    max_connections: int = 0
+    row_timeout_s: float = 1800.0
+    spinup_timeout_s: float = 120.0
+    on_broken_prefix: Literal["error", "truncate"] = "error"
+    invalid_tool_call_patterns: tuple[str, ...] = (
+        "<tool_call>",
+        "</tool_call>",
+        "<function_call>",
+        "</function_call>",
+    )
+    thinking_tags: tuple[str, str] = ("<think>", "</think>")
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.servers and self.registry_url),
+            "registry_url",
+            self.registry_url,
+            "give either servers to start or the registry of servers that run, not both",
+        )
+        require(self.row_timeout_s > 0, "row_timeout_s", self.row_timeout_s, "must be positive")
+        require(
+            self.spinup_timeout_s > 0, "spinup_timeout_s", self.spinup_timeout_s, "must be positive"
+        )
+        low, high = self.port_range_low, self.port_range_high
+        require(
+            (low is None) == (high is None) and (low is None or high is None or 0 < low <= high),
+            "port_range_low",
+            (low, high),
+            "give both ends of the port range, low first, or neither",
+        )
+
+
+FailurePolicy = Literal["raise", "mask", "drop_group"]
+
+
+class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout engine: who generates, how many Gym workers, what a failed row means.
+
+    Attributes:
+        generation: The embedded generator; None when `gym.base_urls` names servers.
+        gym: Every Gym worker's configuration.
+        num_workers: Gym workers (replicas); whole groups take turns over them.
+        in_process: Everything in this process, so that breakpoints stop.
+        sampling: Of training rollouts; a call may pass another.
+        failure_policy: ``raise`` ends the run at the first failed row; ``mask`` keeps the failure
+            in its group's place; ``drop_group`` leaves the group out and counts it.
+        seed: Row seeds derive from it, the task index and the rollout index; None: unseeded.
+        start_timeout_s: Deadline for workers and servers to be ready, all together.
+        no_progress_timeout_s: Longest silence of the whole stream; None: no watchdog.
+    """
+
+    generation: GenerationConfig | None = None
+    gym: GymConfig
+    num_workers: int = 1
+    in_process: bool = False
+    sampling: SamplingParams = SamplingParams()
+    failure_policy: FailurePolicy = "raise"
+    seed: int | None = None
+    start_timeout_s: float = 300.0
+    no_progress_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self.num_workers > 0, "num_workers", self.num_workers, "must be positive")
+        require(
+            (self.generation is None) == bool(self.gym.base_urls),
+            "generation",
+            self.generation,
+            "give either a generation block or gym.base_urls of servers that run",
+        )
+        require(
+            not (self.in_process and self.num_workers > 1),
+            "in_process",
+            self.in_process,
+            "one process has one worker: set num_workers to 1",
+        )
+        require(
+            self.start_timeout_s > 0, "start_timeout_s", self.start_timeout_s, "must be positive"
+        )
