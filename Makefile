@@ -1,0 +1,42 @@
+# Each target does its own set-up; nothing needs to be installed before.
+.DEFAULT_GOAL := help
+.PHONY: help install demo test unit check docs bench clean
+BIN := .venv/bin
+# Two processes share two cores on a small machine; torch must not spin on both.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: ## Make .venv with everything in it
+	@scripts/install
+
+demo: install ## Roll out a real model on real tasks and write runs/demo.jsonl
+	@mkdir -p runs
+	@$(BIN)/gymrl rollout chain_sum --model smollm2 --num-prompts 8 --num-generations 4 \
+		--max-output-tokens 24 --temperature 0.7 --seed 1 \
+		--output runs/demo.jsonl --overwrite
+
+test: install ## Run all tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+unit: install ## Run the unit tests alone (under a minute)
+	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+check: install ## Format, lint, types, import arrows, spelling, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell gymrl tests benchmarks docs scripts README.md CHANGELOG.md
+	$(MAKE) --no-print-directory docs
+
+docs: install ## Build the documentation into docs/_build/html, warnings as errors
+	$(BIN)/sphinx-build -n -W --keep-going -q -b html docs docs/_build/html
+
+bench: install ## Run the benchmarks; results as JSON in benchmarks/results
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove what builds and checks leave behind
+	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
