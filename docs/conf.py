@@ -4,7 +4,7 @@ from gymrl import __version__
 
 project = "gymrl"
 author = "The gymrl developers"
-copyright = "The gymrl developers"  # noqa: A001 - Sphinx's name
+copyright = "The gymrl developers"
 release = version = __version__
 
 extensions = [
@@ -28,5 +28,6 @@ napoleon_numpy_docstring = False
 nitpick_ignore_regex = [
     (r"py:.*", r"(asyncio|collections|typing|pathlib|enum|logging|contextlib|types)(\..*)?"),
     (r"py:.*", r"(msgspec|numpy|np|npt|aiohttp|anyio|torch|transformers|tokenizers)(\..*)?"),
-    (r"py:class", r"(T|R|ConfigT|optional|Any|Path|Callable|Awaitable|Coroutine|Struct)"),
+    (r"py:class", r"(.*\.)?(T|R|ConfigT)"),
+    (r"py:class", r"(optional|Any|Path|Callable|Awaitable|Coroutine|Struct)"),
 ]

@@ -81,5 +81,5 @@ class RateLimitedLog:
         self._last[key] = now
         left_out = self._left_out.pop(key, 0)
         suffix = f" ({left_out} more like this since)" if left_out else ""
-        self._logger.log(level, "%s%s", message % args, suffix)
+        self._logger.log(level, "%s%s", message % args if args else message, suffix)
         return True
