@@ -241,6 +241,23 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 FailurePolicy = Literal["raise", "mask", "drop_group"]
 
 
+class ShardConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A named slice of the Gym servers that has workers of its own.
+
+    Attributes:
+        servers: Instances of `gym.servers` that live here. Model servers need not be listed:
+            every shard has its own copy of them.
+        replicas: Workers that each run the slice; whole groups take turns over them.
+    """
+
+    servers: tuple[str, ...]
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        require(bool(self.servers), "servers", self.servers, "a shard needs at least one server")
+        require(self.replicas > 0, "replicas", self.replicas, "must be positive")
+
+
 class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rollout engine: who generates, how many Gym workers, what a failed row means.
 
@@ -248,6 +265,8 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         generation: The embedded generator; None when `gym.base_urls` names servers.
         gym: Every Gym worker's configuration.
         num_workers: Gym workers (replicas); whole groups take turns over them.
+        shards: Slices of `gym.servers` by name, each with its own workers. Empty: one slice,
+            `num_workers` replicas.
         in_process: Everything in this process, so that breakpoints stop.
         sampling: Of training rollouts; a call may pass another.
         failure_policy: ``raise`` ends the run at the first failed row; ``mask`` keeps the failure
@@ -255,17 +274,24 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         seed: Row seeds derive from it, the task index and the rollout index; None: unseeded.
         start_timeout_s: Deadline for workers and servers to be ready, all together.
         no_progress_timeout_s: Longest silence of the whole stream; None: no watchdog.
+        max_infra_attempts: Dispatches of a row whose failures are the fleet's, the first included;
+            a row that spends them ends the run.
+        max_data_attempts: Dispatches of a row whose failures are its own, the first included;
+            then `failure_policy` decides.
     """
 
     generation: GenerationConfig | None = None
     gym: GymConfig
     num_workers: int = 1
+    shards: dict[str, ShardConfig] = {}
     in_process: bool = False
     sampling: SamplingParams = SamplingParams()
     failure_policy: FailurePolicy = "raise"
     seed: int | None = None
     start_timeout_s: float = 300.0
     no_progress_timeout_s: float | None = None
+    max_infra_attempts: int = 5
+    max_data_attempts: int = 2
 
     def __post_init__(self) -> None:
         require(self.num_workers > 0, "num_workers", self.num_workers, "must be positive")
@@ -284,3 +310,24 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         require(
             self.start_timeout_s > 0, "start_timeout_s", self.start_timeout_s, "must be positive"
         )
+        require(
+            not self.shards or self.num_workers == 1,
+            "num_workers",
+            self.num_workers,
+            "with shards, set each shard's replicas instead",
+        )
+        require(
+            not (self.in_process and sum(s.replicas for s in self.shards.values()) > 1),
+            "in_process",
+            self.in_process,
+            "one process has one worker: use one shard with one replica",
+        )
+        require(
+            self.no_progress_timeout_s is None or self.no_progress_timeout_s > 0,
+            "no_progress_timeout_s",
+            self.no_progress_timeout_s,
+            "must be positive, or left out",
+        )
+        for setting in ("max_infra_attempts", "max_data_attempts"):
+            value = getattr(self, setting)
+            require(value > 0, setting, value, "must be positive; 1 never dispatches again")
