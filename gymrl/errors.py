@@ -25,6 +25,7 @@
     │       └── NoGenerationError            no turn to train on
     ├── RolloutRedispatchExhausted (RuntimeError)   the infra budget of a row is spent
     ├── GenerationError (RuntimeError)
+    │   ├── GenerationRequestError (ValueError)   the request can't be served as it stands
     │   ├── ContextOverflowError (ValueError)   the prompt does not fit; carries both numbers
     │   └── PrefixError (ValueError)            the chat template rewrote history
     ├── ServerError (RuntimeError)           a server of ours: names the instance and the URL
@@ -228,6 +229,13 @@ class RolloutRedispatchExhausted(GymrlError, RuntimeError):
 
 class GenerationError(GymrlError, RuntimeError):
     """The generator could not serve a request."""
+
+
+class GenerationRequestError(GenerationError, ValueError):
+    """The request can't be served as it stands; `param` names the field that is wrong."""
+
+    param: str | None = None
+    position: int | None = None
 
 
 class ContextOverflowError(GenerationError, ValueError):
