@@ -22,6 +22,7 @@
     │       ├── GymSchemaError               the server's answer is not what the protocol says
     │       ├── NonContiguousTokensError     a turn's prompt does not begin with what was sampled
     │       ├── BadLogprobsError             missing, short, null, NaN or infinite
+    │       ├── RewardContractError (ValueError)  no number, or not the sum of its components
     │       └── NoGenerationError            no turn to train on
     ├── RolloutRedispatchExhausted (RuntimeError)   the infra budget of a row is spent
     ├── GenerationError (RuntimeError)
@@ -212,6 +213,13 @@ class BadLogprobsError(RolloutDataFailure):
     """Log-probabilities are missing, too few, null, NaN or infinite."""
 
     position: int | None = None
+
+
+class RewardContractError(RolloutDataFailure, ValueError):
+    """The verifier's reward is no finite number, or is not the sum of its components."""
+
+    reward: float | None = None
+    components: dict[str, float] | None = None
 
 
 class NoGenerationError(RolloutDataFailure):
