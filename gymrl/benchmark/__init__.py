@@ -1,0 +1,18 @@
+"""Benchmarks: named sets of tasks with the Gym servers that grade them.
+
+:func:`load_benchmark` makes one of the shipped ones; :func:`read_rows` and :func:`read_servers`
+take rows and servers from files, for everything else.
+"""
+
+from gymrl.benchmark.base import Benchmark
+from gymrl.benchmark.catalogue import BenchmarkInfo, list_benchmarks, load_benchmark
+from gymrl.benchmark.files import read_rows, read_servers
+
+__all__ = [
+    "Benchmark",
+    "BenchmarkInfo",
+    "list_benchmarks",
+    "load_benchmark",
+    "read_rows",
+    "read_servers",
+]
