@@ -7,12 +7,16 @@ take rows and servers from files, for everything else.
 from gymrl.benchmark.base import Benchmark
 from gymrl.benchmark.catalogue import BenchmarkInfo, list_benchmarks, load_benchmark
 from gymrl.benchmark.files import read_rows, read_servers
+from gymrl.benchmark.summary import RunSummary, SourceSummary, summarise
 
 __all__ = [
     "Benchmark",
     "BenchmarkInfo",
+    "RunSummary",
+    "SourceSummary",
     "list_benchmarks",
     "load_benchmark",
     "read_rows",
     "read_servers",
+    "summarise",
 ]
