@@ -1,0 +1,301 @@
+"""From the bytes of a ``/run`` answer to a trajectory. Pure: no event loop, no I/O.
+
+An output item with token fields is a *turn*: one model call. Its ``prompt_token_ids`` must begin
+with everything seen so far, or the tokens that a trainer would see are not those the model was
+given; :class:`~gymrl.gym.tokens.TokenSequence` proves it turn by turn in time linear in the bytes.
+No text is ever encoded to tokens here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from gymrl.errors import (
+    BadLogprobsError,
+    GymSchemaError,
+    NoGenerationError,
+    NonContiguousTokensError,
+    RolloutFailure,
+)
+from gymrl.gym.conduct import DEFAULT_INVALID_TOOL_CALL_PATTERNS, DEFAULT_THINKING_TAGS, flags_of
+from gymrl.gym.rewards import raise_reported_failure, read_mask, read_reward
+from gymrl.gym.schema import (
+    LENGTH_REASONS,
+    DecodedAnswer,
+    OutputItem,
+    Response,
+    decode_answer,
+    is_null,
+    plain,
+)
+from gymrl.gym.splice import without_token_fields
+from gymrl.gym.tokens import (
+    BrokenPrefixError,
+    TokenListError,
+    TokenSequence,
+    parse_ids,
+    parse_logprobs,
+)
+from gymrl.types import Float32Array, Int32Array, Reward, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from gymrl.config import GymConfig
+
+DecodeFunction = Callable[[list[list[int]]], list[str]]
+"""Token id lists to texts, in one batch."""
+
+PLACEHOLDER_TOKEN = 0
+"""The one token of a placeholder whose prompt is unknown. No loss is ever taken on it."""
+
+
+class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How answers are read; the fields of the same names in :class:`~gymrl.config.GymConfig`."""
+
+    on_broken_prefix: Literal["error", "truncate"] = "error"
+    invalid_tool_call_patterns: tuple[str, ...] = DEFAULT_INVALID_TOOL_CALL_PATTERNS
+    thinking_tags: tuple[str, ...] = DEFAULT_THINKING_TAGS
+
+    @classmethod
+    def of(cls, config: GymConfig) -> EpisodeOptions:
+        """The options inside a worker's configuration."""
+        return cls(
+            on_broken_prefix=config.on_broken_prefix,
+            invalid_tool_call_patterns=config.invalid_tool_call_patterns,
+            thinking_tags=config.thinking_tags,
+        )
+
+
+def read_episode(
+    body: bytes,
+    *,
+    agent: str,
+    row: int | None = None,
+    options: EpisodeOptions | None = None,
+    decode: DecodeFunction | None = None,
+) -> Trajectory:
+    """Make the trajectory of one ``/run`` answer.
+
+    Turns count from 0 over the items that were sampled; an item whose ``generation_token_ids``
+    are absent, null or empty is no turn. When there is no turn at all and the response was cut by
+    a token limit, a placeholder keeps the row's place (one turn with nothing sampled over the
+    known prompt, or one token where the prompt is unknown).
+
+    Args:
+        body: The body as it came.
+        agent: The agent instance that answered.
+        row: The row's index, for error messages.
+        options: How to read; None takes the defaults.
+        decode: Fills the turns' texts; called once, with every span of the trajectory. None
+            leaves them out.
+
+    Raises:
+        GymSchemaError: The answer is not what the protocol says, its reward included.
+        NonContiguousTokensError: A prompt does not begin with the tokens so far, and
+            `options.on_broken_prefix` is ``error``.
+        BadLogprobsError: Log-probabilities are absent, too few or many, null or not finite.
+        NoGenerationError: Nothing was sampled, and no token limit explains it.
+        RolloutDataFailure, RolloutInfraFailure: The environment itself reports a failure.
+    """
+    options = options or EpisodeOptions()
+    try:
+        return _trajectory(decode_answer(body), agent, options, decode)
+    except RolloutFailure as failure:
+        raise _located(failure, agent, row) from failure.__cause__
+    except RecursionError as error:
+        too_deep = GymSchemaError("a field of the answer nests too deeply to be read", path="$")
+        raise _located(too_deep, agent, row) from error
+
+
+def _located(failure: RolloutFailure, agent: str, row: int | None) -> RolloutFailure:
+    where = f"agent {agent!r}" if row is None else f"row {row} (agent {agent!r})"
+    turn = "" if failure.turn is None else f", turn {failure.turn}"
+    fields = {**failure.fields, "agent": agent, "row": row}
+    return type(failure)(f"{where}{turn}: {failure.message}", **fields)
+
+
+def _trajectory(
+    decoded: DecodedAnswer, agent: str, options: EpisodeOptions, decode: DecodeFunction | None
+) -> Trajectory:
+    answer = decoded.answer
+    raise_reported_failure(answer)
+    reward = _reading_nonfinite(decoded)
+    mask = read_mask(answer)
+    if answer.response is None:
+        raise GymSchemaError("response is missing or null", path="$.response")
+    reader = _TurnReader(options)
+    reader.read(answer.response.output or [])
+    incomplete = _incomplete_reason(answer.response)
+    notes = dict(decoded.notes)
+    if reader.empty_generations:
+        notes["empty_generations"] = reader.empty_generations
+    if not is_null(answer.scorer_error):
+        notes["scorer_error"] = 1
+    tokens, logprobs, turns = reader.arrays(incomplete)
+    return Trajectory(
+        agent=agent,
+        token_ids=tokens,
+        logprobs=logprobs,
+        turns=_with_text(turns, tokens, decode) if decode else turns,
+        reward=reward,
+        incomplete_reason=incomplete,
+        mask_sample=mask,
+        placeholder=not reader.turns,
+        truncated_prefix=reader.truncated,
+        result=without_token_fields(decoded.body, answer.response),
+        notes=notes,
+    )
+
+
+def _reading_nonfinite(decoded: DecodedAnswer) -> Reward:
+    try:
+        return read_reward(decoded.answer)
+    except GymSchemaError as error:
+        count = decoded.notes.get("replaced_nonfinite")
+        if not count:
+            raise
+        raise GymSchemaError(
+            f"{error.message} (NaN and Infinity, of which the body has {count}, read as null)",
+            **error.fields,
+        ) from error
+
+
+def _incomplete_reason(response: Response) -> str | None:
+    details = plain(response.incomplete_details)
+    reason = details.get("reason") if isinstance(details, dict) else None
+    return reason if isinstance(reason, str) else None
+
+
+class _TurnReader:
+    """Walks the output items and collects turns."""
+
+    def __init__(self, options: EpisodeOptions) -> None:
+        self._options = options
+        self._sequence = TokenSequence()
+        self._logprobs: list[Float32Array] = []
+        self.turns: list[Turn] = []
+        self.truncated = False
+        self.empty_generations = 0
+        self._unanswered_prompt: Int32Array | None = None
+
+    def read(self, items: list[OutputItem]) -> None:
+        for item in items:
+            if is_null(item.generation_token_ids):
+                continue
+            if self._is_empty(item):
+                continue
+            if not self._add(item):
+                return
+
+    def _is_empty(self, item: OutputItem) -> bool:
+        text = bytes(item.generation_token_ids)
+        if not text.startswith(b"[") or text[1:-1].strip():
+            return False
+        self.empty_generations += 1
+        if self._unanswered_prompt is None and not is_null(item.prompt_token_ids):
+            try:
+                self._unanswered_prompt = parse_ids(bytes(item.prompt_token_ids))
+            except TokenListError as error:
+                raise self._schema_error("prompt_token_ids", error) from error
+        return True
+
+    def _add(self, item: OutputItem) -> bool:
+        """Add a turn; false when the prefix broke and later turns are to be left out."""
+        turn = len(self.turns)
+        if is_null(item.prompt_token_ids):
+            raise GymSchemaError(
+                "generation_token_ids came without prompt_token_ids; the model server must "
+                "return both",
+                turn=turn,
+                path="$.response.output",
+            )
+        start = self._sequence.length
+        prompt, generation = bytes(item.prompt_token_ids), bytes(item.generation_token_ids)
+        try:
+            added, sampled = self._sequence.extend(prompt, generation)
+        except BrokenPrefixError as error:
+            if self._options.on_broken_prefix == "truncate":
+                self.truncated = True
+                return False
+            raise _broken(error, turn) from error
+        except TokenListError as error:
+            raise self._schema_error("token ids", error) from error
+        try:
+            logprobs = parse_logprobs(bytes(item.generation_log_probs), sampled)
+        except TokenListError as error:
+            raise BadLogprobsError(
+                f"generation_log_probs: {error}", turn=turn, position=error.position
+            ) from error
+        self._logprobs += [np.zeros(added, dtype=np.float32), logprobs]
+        invalid, malformed = flags_of(
+            item, self._options.invalid_tool_call_patterns, self._options.thinking_tags
+        )
+        self.turns.append(
+            Turn(
+                start=start,
+                generation_start=start + added,
+                end=start + added + sampled,
+                is_invalid_tool_call=invalid,
+                has_malformed_thinking=malformed,
+            )
+        )
+        return True
+
+    def _schema_error(self, what: str, error: TokenListError) -> GymSchemaError:
+        return GymSchemaError(f"{what}: {error}", turn=len(self.turns), path="$.response.output")
+
+    def arrays(self, incomplete: str | None) -> tuple[Int32Array, Float32Array, tuple[Turn, ...]]:
+        """Tokens, log-probabilities and turns; a placeholder's where nothing was sampled."""
+        if self.turns:
+            return self._sequence.array(), np.concatenate(self._logprobs), tuple(self.turns)
+        prompt = self._unanswered_prompt
+        known = prompt is not None and len(prompt) > 0
+        if incomplete not in LENGTH_REASONS:
+            raise _no_generation(None if prompt is None else len(prompt))
+        if prompt is None or not known:
+            prompt = np.array([PLACEHOLDER_TOKEN], dtype=np.int32)
+        count = len(prompt)
+        turn = Turn(start=0, generation_start=count, end=count)
+        return prompt, np.zeros(count, dtype=np.float32), (turn,)
+
+
+def _broken(error: BrokenPrefixError, turn: int) -> NonContiguousTokensError:
+    return NonContiguousTokensError(
+        f"the prompt does not begin with the tokens so far: at position {error.position} the "
+        f"sequence has {error.expected} and the prompt {error.received}. The agent or the chat "
+        "template rewrote history, or text was tokenised again; on_broken_prefix='truncate' "
+        "keeps the turns before",
+        turn=turn,
+        position=error.position,
+        expected=error.expected,
+        received=error.received,
+    )
+
+
+def _no_generation(prompt_length: int | None) -> NoGenerationError:
+    prompt = "unknown" if prompt_length is None else f"{prompt_length} tokens"
+    return NoGenerationError(
+        f"no output item holds sampled tokens (prompt length: {prompt}). Either the prompt left "
+        "no room in the model's context (raise the context length, or shorten the row), or the "
+        "model server returned no token ids (a Gym model server needs "
+        "return_token_id_information: true, and the agent must pass the fields on)",
+        prompt_length=prompt_length,
+    )
+
+
+def _with_text(
+    turns: tuple[Turn, ...], tokens: Int32Array, decode: DecodeFunction
+) -> tuple[Turn, ...]:
+    spans = [
+        tokens[start:end].tolist()
+        for turn in turns
+        for start, end in ((turn.start, turn.generation_start), (turn.generation_start, turn.end))
+    ]
+    texts = decode(spans)
+    return tuple(
+        msgspec.structs.replace(turn, prompt_text=prompt, generation_text=generation)
+        for turn, prompt, generation in zip(turns, texts[::2], texts[1::2], strict=True)
+    )

@@ -1,0 +1,236 @@
+"""The JSON of a ``/run`` answer as structs, decoded once at the edge.
+
+Only what gymrl reads is typed. Everything else, the verifier's own fields above all, is never
+decoded: it stays in the bytes of the answer and goes on as it came. Fields that may hold anything
+are kept as slices of those bytes (:class:`msgspec.Raw`), so that a field that is present and null
+reads like one that is absent, and a value of the wrong type can be named.
+
+Real servers send bytes that no JSON parser should accept. Two such faults are common enough to be
+mended and counted: half of a surrogate pair in a string, and bare ``NaN`` or ``Infinity``. The rest
+is a :class:`~gymrl.errors.GymSchemaError` that says where.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from gymrl.errors import GymSchemaError
+
+ABSENT = msgspec.Raw(b"")
+NULL = b"null"
+EXCERPT_CHARS = 200
+"""An error quotes at most this much of a body."""
+
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+"""What an output item carries for training, and :attr:`Trajectory.result` does not repeat."""
+
+LENGTH_REASONS = frozenset(
+    {"max_output_tokens", "length", "max_tokens", "max_model_len", "context_length_exceeded"}
+)
+"""``incomplete_details.reason`` values that mean: cut by a token limit."""
+
+
+class OutputItem(msgspec.Struct):
+    """One item of ``response.output``. The last item of each model call carries token fields."""
+
+    type: msgspec.Raw = ABSENT
+    role: msgspec.Raw = ABSENT
+    content: msgspec.Raw = ABSENT
+    summary: msgspec.Raw = ABSENT
+    prompt_token_ids: msgspec.Raw = ABSENT
+    generation_token_ids: msgspec.Raw = ABSENT
+    generation_log_probs: msgspec.Raw = ABSENT
+
+
+class Response(msgspec.Struct):
+    """The final response: the output of all model calls and what the environment put between."""
+
+    output: list[OutputItem] | None = None
+    incomplete_details: msgspec.Raw = ABSENT
+
+
+class RunAnswer(msgspec.Struct):
+    """What ``/run`` answers: the verifier's answer with the response inside."""
+
+    response: Response | None = None
+    reward: msgspec.Raw = ABSENT
+    reward_components: msgspec.Raw = ABSENT
+    mask_sample: msgspec.Raw = ABSENT
+    instance_config: msgspec.Raw = ABSENT
+    scorer_error: msgspec.Raw = ABSENT
+    failure_class: msgspec.Raw = msgspec.field(name="_ng_failure_class", default=ABSENT)
+    failure_terminal: msgspec.Raw = msgspec.field(name="_ng_failure_terminal", default=ABSENT)
+    failure_message: msgspec.Raw = msgspec.field(name="_ng_failure_message", default=ABSENT)
+
+
+class DecodedAnswer(msgspec.Struct, frozen=True):
+    """A decoded answer with the bytes that its slices point into.
+
+    Attributes:
+        answer: The structs.
+        body: The bytes, mended where they had to be.
+        notes: What was mended, counted by name.
+    """
+
+    answer: RunAnswer
+    body: bytes
+    notes: dict[str, int]
+
+
+_decoder = msgspec.json.Decoder(RunAnswer)
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    """Whether the field is absent or null."""
+    view = memoryview(raw)
+    return len(view) == 0 or view == NULL
+
+
+def plain(raw: msgspec.Raw) -> Any:
+    """The field's value as plain data; None when it is absent."""
+    if is_null(raw):
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:  # a number out of a float's range; json reads it as infinite
+        return json.loads(bytes(raw))
+
+
+def excerpt(body: bytes) -> str:
+    """The beginning of a body for an error message, at most `EXCERPT_CHARS` characters."""
+    text = body[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")
+    return text if len(text) <= EXCERPT_CHARS else f"{text[:EXCERPT_CHARS]}..."
+
+
+def decode_answer(body: bytes) -> DecodedAnswer:
+    """Decode the body of a ``/run`` answer.
+
+    Raises:
+        GymSchemaError: It is no JSON object of the protocol's shape; `path` names the place
+            where that is known.
+    """
+    mended, notes = mend_strings(body)
+    try:
+        try:
+            return DecodedAnswer(_decoder.decode(mended), mended, notes)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            without, count = null_nonfinite(mended)
+            if not count:
+                raise
+            notes["replaced_nonfinite"] = count
+            return DecodedAnswer(_decoder.decode(without), without, notes)
+    except RecursionError:
+        path = deepest_path(mended)
+        raise GymSchemaError(
+            f"the answer nests too deeply to be read, at {path}", path=path
+        ) from None
+    except msgspec.ValidationError as error:
+        path = path_of(error)
+        raise GymSchemaError(
+            f"the answer does not have the protocol's shape: {error}", path=path
+        ) from error
+    except msgspec.DecodeError as error:
+        raise GymSchemaError(
+            f"the answer is not JSON ({error}); it begins with {excerpt(body)!r}",
+            path="$",
+            body=excerpt(body),
+        ) from error
+
+
+def path_of(error: msgspec.ValidationError) -> str:
+    """The place a validation error speaks of, as ``$.response.output[3]``."""
+    found = re.search(r"at `(\$[^`]*)`$", str(error))
+    return found.group(1) if found else "$"
+
+
+_ESCAPE = re.compile(
+    rb"\\(?:u([dD][89abAB][0-9a-fA-F]{2})(\\u[dD][c-fC-F][0-9a-fA-F]{2})?"
+    rb"|u([dD][c-fC-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def mend_strings(body: bytes) -> tuple[bytes, dict[str, int]]:
+    """Replace what no UTF-8 text can hold by U+FFFD, and count it.
+
+    Halves of surrogate pairs, spelled as escapes, count as ``replaced_surrogates``, bytes that are not
+    UTF-8 as ``replaced_bytes``. A byte order mark is dropped.
+    """
+    notes: dict[str, int] = {}
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            before = body.count(b"\xef\xbf\xbd")
+            body = body.decode("utf-8", "replace").encode()
+            notes["replaced_bytes"] = body.count(b"\xef\xbf\xbd") - before
+    if b"\\ud" in body or b"\\uD" in body:
+        count = 0
+
+        def mend(match: re.Match[bytes]) -> bytes:
+            nonlocal count
+            high, low, lone_low = match.groups()
+            if (high and not low) or lone_low:
+                count += 1
+                return rb"\ufffd"
+            return match.group()
+
+        body = _ESCAPE.sub(mend, body)
+        if count:
+            notes["replaced_surrogates"] = count
+    return body, notes
+
+
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+_NONFINITE = re.compile(_STRING + rb"|-?\b(?:NaN|Infinity)\b", re.DOTALL)
+
+
+def null_nonfinite(body: bytes) -> tuple[bytes, int]:
+    """Write null where the body has a bare ``NaN`` or ``Infinity``; also how many there were."""
+    if b"NaN" not in body and b"Infinity" not in body:
+        return body, 0
+    count = 0
+
+    def mend(match: re.Match[bytes]) -> bytes:
+        nonlocal count
+        if match.group().startswith(b'"'):
+            return match.group()
+        count += 1
+        return NULL
+
+    return _NONFINITE.sub(mend, body), count
+
+
+_STRUCTURE = re.compile(_STRING + rb"|[\[\]{},:]", re.DOTALL)
+_PATH_PARTS = 12
+
+
+def deepest_path(body: bytes, depth: int = 200) -> str:
+    """The path of the first value that lies `depth` levels down, shortened to its first parts."""
+    path: list[str | int] = []
+    last_string = ""
+    for match in _STRUCTURE.finditer(body):
+        token = match.group()
+        if token in (b"{", b"["):
+            path.append("" if token == b"{" else 0)
+            if len(path) > depth:
+                break
+        elif token in (b"}", b"]"):
+            if path:
+                path.pop()
+        elif token == b":" and path:
+            path[-1] = last_string
+        elif token == b"," and path:
+            current = path[-1]
+            path[-1] = current + 1 if isinstance(current, int) else ""
+        elif token.startswith(b'"'):
+            last_string = token[1:-1].decode("utf-8", "replace")
+    shown = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path[:_PATH_PARTS])
+    return f"${shown}..." if len(path) > _PATH_PARTS else f"${shown}"
