@@ -1,0 +1,332 @@
+"""Groups of rollouts as one batch of torch tensors.
+
+Axes in names: B samples (rows of the batch, groups one after the other, each in row order), T tokens
+of the longest sample, P tokens of the longest first prompt, N all tokens without padding.
+
+Token ids are int64, log-probabilities float32. Everything is padded on the right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gymrl.errors import RewardContractError, RowValueError
+from gymrl.scoring.masks import hit_max_tokens
+from gymrl.types import Failure, Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from gymrl.types import RolloutGroup, Row
+
+LENGTH_PENALTY_RULE = "length_penalty"
+"""Ledger entries of this name (or below it, after a slash) come after `env_reward`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatch:
+    """All samples end to end, without padding.
+
+    Attributes:
+        token_ids: int64 ``[N]``.
+        token_mask: bool ``[N]``: true on sampled tokens that may be trained on.
+        generation_logprobs: float32 ``[N]``: 0 where nothing was sampled.
+        cu_seqlens: int32 ``[B + 1]``: sample b is ``[cu_seqlens[b], cu_seqlens[b + 1])``.
+        max_seqlen: The longest sample.
+    """
+
+    token_ids: torch.Tensor
+    token_mask: torch.Tensor
+    generation_logprobs: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutBatch:
+    """One batch, in row order.
+
+    `final_batch` has the columns that trainers of NeMo RL's shape read, one entry a sample:
+
+    ==================  ============================================================================
+    ``agent_ref``       ``{"type": "responses_api_agents", "name": ...}``
+    ``message_log``     messages, ``user`` and ``assistant`` in turn (see :func:`message_log`)
+    ``length``          int64 ``[B]``: tokens of the first prompt
+    ``loss_multiplier`` float32 ``[B]``: 1, but 0 for a failed row
+    ``total_reward``    float32 ``[B]``: after the last rule; 0 where `reward_valid` is false
+    ``env_reward``      float32 ``[B]``: before the length penalty, when one was applied
+    ``truncated``       bool ``[B]``: a token limit cut the rollout off
+    ``mask_sample``     bool ``[B]``: leave the sample out of the loss
+    ``reward/<name>``   float32 ``[B]``: the verifier's component, 0 where a sample has none
+    ``reward_valid``    bool ``[B]``: the reward was given. **False for a failed row: leave it out
+                        of baselines, means and standard deviations; its reward is no 0.**
+    ==================  ============================================================================
+
+    Attributes:
+        final_batch: The columns above.
+        input_ids: int64 ``[B, P]``: the first prompts.
+        token_ids: int64 ``[B, T]``.
+        token_mask: bool ``[B, T]``: true on sampled tokens only, nowhere in a failed row.
+        generation_logprobs: float32 ``[B, T]``: of the sampling distribution, 0 elsewhere.
+        lengths: int64 ``[B]``: tokens of each sample.
+        group_index: int64 ``[B]``: which group of the call a sample belongs to, from 0.
+        pad_token_id: What `token_ids` and `input_ids` are padded with.
+    """
+
+    final_batch: dict[str, Any]
+    input_ids: torch.Tensor
+    token_ids: torch.Tensor
+    token_mask: torch.Tensor
+    generation_logprobs: torch.Tensor
+    lengths: torch.Tensor
+    group_index: torch.Tensor
+    pad_token_id: int
+
+    def __len__(self) -> int:
+        return int(self.lengths.shape[0])
+
+    @property
+    def reward_valid(self) -> torch.Tensor:
+        """Bool ``[B]``: false for failed rows, whose reward is to be left out everywhere."""
+        column: torch.Tensor = self.final_batch["reward_valid"]
+        return column
+
+    def packed(self) -> PackedBatch:
+        """The same tokens without padding."""
+        real_BT = torch.arange(self.token_ids.shape[1]) < self.lengths[:, None]
+        cu_seqlens = torch.zeros(len(self) + 1, dtype=torch.int32)
+        cu_seqlens[1:] = self.lengths.cumsum(0)
+        return PackedBatch(
+            token_ids=self.token_ids[real_BT],
+            token_mask=self.token_mask[real_BT],
+            generation_logprobs=self.generation_logprobs[real_BT],
+            cu_seqlens=cu_seqlens,
+            max_seqlen=int(self.lengths.max()),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Sample:
+    """One row as tensors, whatever became of it."""
+
+    row: Row
+    group: int
+    trajectory: Trajectory | None
+    token_ids: torch.Tensor
+    token_mask: torch.Tensor
+    logprobs: torch.Tensor
+    messages: list[dict[str, Any]]
+
+    @property
+    def agent(self) -> str:
+        return self.trajectory.agent if self.trajectory is not None else self.row.route
+
+
+def to_batch(
+    groups: Iterable[RolloutGroup],
+    *,
+    pad_token_id: int,
+    max_total_tokens: int | None = None,
+    mask_flagged_samples: bool = True,
+    pad_to_multiple: int = 1,
+) -> RolloutBatch:
+    """Make one batch of groups, in the order given.
+
+    A failure that was kept in its group becomes a placeholder that trains nothing: one pad token,
+    `token_mask` false, `loss_multiplier` 0, `mask_sample` true, `reward_valid` false.
+
+    Args:
+        groups: At least one.
+        pad_token_id: Fills `token_ids` and `input_ids` on the right.
+        max_total_tokens: The generator's context; a sample that reaches it counts as truncated.
+        mask_flagged_samples: Carry ``mask_sample``. False leaves the column out, for environments
+            whose flags are too coarse; failed rows train nothing either way.
+        pad_to_multiple: T is rounded up to a multiple of it.
+
+    Raises:
+        RowValueError: There is no group, or `pad_to_multiple` is not positive.
+        RewardContractError: A trajectory's reward is not finite.
+    """
+    samples = [
+        _sample(row, outcome, number, pad_token_id)
+        for number, group in enumerate(groups)
+        for row, outcome in zip(group.rows, group.samples, strict=True)
+    ]
+    if not samples:
+        raise RowValueError("no rows to make a batch of: give at least one group")
+    if pad_to_multiple <= 0:
+        raise RowValueError(f"pad_to_multiple={pad_to_multiple}: must be positive")
+    lengths_B = torch.tensor([sample.token_ids.shape[0] for sample in samples])
+    width = -(-int(lengths_B.max()) // pad_to_multiple) * pad_to_multiple
+    columns = {
+        "agent_ref": [{"type": "responses_api_agents", "name": s.agent} for s in samples],
+        "message_log": [sample.messages for sample in samples],
+        "length": torch.tensor([s.messages[0]["token_ids"].shape[0] for s in samples]),
+        "loss_multiplier": _floats(float(s.trajectory is not None) for s in samples),
+        **_reward_columns(samples),
+        "truncated": torch.tensor(
+            [
+                s.trajectory is not None and hit_max_tokens(s.trajectory, max_total_tokens)
+                for s in samples
+            ]
+        ),
+    }
+    if mask_flagged_samples:
+        columns["mask_sample"] = torch.tensor(
+            [s.trajectory is None or s.trajectory.mask_sample for s in samples]
+        )
+    first_prompts = [sample.messages[0]["token_ids"] for sample in samples]
+    longest_prompt = max(prompt.shape[0] for prompt in first_prompts)
+    return RolloutBatch(
+        final_batch=columns,
+        input_ids=_pad(first_prompts, longest_prompt, pad_token_id),
+        token_ids=_pad([sample.token_ids for sample in samples], width, pad_token_id),
+        token_mask=_pad([sample.token_mask for sample in samples], width, False),
+        generation_logprobs=_pad([sample.logprobs for sample in samples], width, 0.0),
+        lengths=lengths_B,
+        group_index=torch.tensor([sample.group for sample in samples]),
+        pad_token_id=pad_token_id,
+    )
+
+
+def message_log(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """A trajectory as messages: for each turn what the prompt added, then what was sampled.
+
+    Each message has ``role`` (``user``: whatever the model did not sample, tool answers too;
+    ``assistant``), ``content`` (text, "" where the worker kept none), ``token_ids`` (int64 ``[L]``)
+    and ``token_loss_mask`` (bool ``[L]``). An assistant message also has ``generation_logprobs``
+    (float32 ``[L]``), ``is_invalid_tool_call`` and ``has_malformed_thinking``. The messages' tokens
+    in order are the trajectory's; they share memory with each other's neighbours.
+    """
+    return _messages(trajectory, _token_tensor(trajectory.token_ids), _shared(trajectory.logprobs))
+
+
+def _messages(
+    trajectory: Trajectory, token_ids: torch.Tensor, logprobs: torch.Tensor
+) -> list[dict[str, Any]]:
+    mask = _shared(trajectory.token_mask())
+    messages: list[dict[str, Any]] = []
+    for turn in trajectory.turns:
+        prompt = slice(turn.start, turn.generation_start)
+        generation = slice(turn.generation_start, turn.end)
+        messages += [
+            {
+                "role": "user",
+                "content": turn.prompt_text or "",
+                "token_ids": token_ids[prompt],
+                "token_loss_mask": mask[prompt],
+            },
+            {
+                "role": "assistant",
+                "content": turn.generation_text or "",
+                "token_ids": token_ids[generation],
+                "token_loss_mask": mask[generation],
+                "generation_logprobs": logprobs[generation],
+                "is_invalid_tool_call": turn.is_invalid_tool_call,
+                "has_malformed_thinking": turn.has_malformed_thinking,
+            },
+        ]
+    return messages
+
+
+def _sample(row: Row, outcome: Trajectory | Failure, group: int, pad_token_id: int) -> _Sample:
+    if isinstance(outcome, Failure):
+        return _placeholder(row, group, pad_token_id)
+    total = outcome.reward.total
+    if not math.isfinite(total):
+        raise RewardContractError(
+            f"row {row.index} (agent {outcome.agent!r}) has the reward {total}; "
+            "a finite number is needed",
+            row=row.index,
+            agent=outcome.agent,
+        )
+    token_ids = _token_tensor(outcome.token_ids)
+    logprobs = _shared(outcome.logprobs)
+    return _Sample(
+        row=row,
+        group=group,
+        trajectory=outcome,
+        token_ids=token_ids,
+        token_mask=_shared(outcome.token_mask()),
+        logprobs=logprobs,
+        messages=_messages(outcome, token_ids, logprobs),
+    )
+
+
+def _placeholder(row: Row, group: int, pad_token_id: int) -> _Sample:
+    """A row without a trajectory: one pad token of prompt, nothing sampled."""
+    pad = torch.tensor([pad_token_id])
+    off = torch.zeros(1, dtype=torch.bool)
+    prompt = {"role": "user", "content": "", "token_ids": pad, "token_loss_mask": off}
+    nothing = {
+        "role": "assistant",
+        "content": "",
+        "token_ids": pad[:0],
+        "token_loss_mask": off[:0],
+        "generation_logprobs": torch.zeros(0),
+        "is_invalid_tool_call": False,
+        "has_malformed_thinking": False,
+    }
+    return _Sample(
+        row=row,
+        group=group,
+        trajectory=None,
+        token_ids=pad,
+        token_mask=off,
+        logprobs=torch.zeros(1),
+        messages=[prompt, nothing],
+    )
+
+
+def _reward_columns(samples: Sequence[_Sample]) -> dict[str, torch.Tensor]:
+    rewards = [None if s.trajectory is None else s.trajectory.reward for s in samples]
+    columns = {"total_reward": _floats(0.0 if r is None else r.total for r in rewards)}
+    given = [reward for reward in rewards if reward is not None]
+    if any(_is_length_rule(entry.rule) for reward in given for entry in reward.adjustments):
+        columns["env_reward"] = _floats(
+            0.0
+            if reward is None
+            else next(
+                (e.value for e in reversed(reward.adjustments) if not _is_length_rule(e.rule)),
+                reward.verifier,
+            )
+            for reward in rewards
+        )
+    for name in sorted({name for reward in given for name in reward.components or {}}):
+        columns[f"reward/{name}"] = _floats(
+            0.0 if r is None else (r.components or {}).get(name, 0.0) for r in rewards
+        )
+    columns["reward_valid"] = torch.tensor([reward is not None for reward in rewards])
+    return columns
+
+
+def _is_length_rule(rule: str) -> bool:
+    return rule == LENGTH_PENALTY_RULE or rule.startswith(f"{LENGTH_PENALTY_RULE}/")
+
+
+def _token_tensor(token_ids: npt.NDArray[np.int32]) -> torch.Tensor:
+    """int64, as losses and embeddings want it; the one conversion of a trajectory."""
+    return torch.from_numpy(token_ids.astype("int64"))
+
+
+def _shared(array: npt.NDArray[Any]) -> torch.Tensor:
+    """The array's own memory; a copy where it may not be written to, as torch has no such tensor."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _floats(values: Iterable[float]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.float32)
+
+
+def _pad(tensors: Sequence[torch.Tensor], width: int, fill: float) -> torch.Tensor:
+    padded = torch.full((len(tensors), width), fill, dtype=tensors[0].dtype)
+    for index, tensor in enumerate(tensors):
+        padded[index, : tensor.shape[0]] = tensor
+    return padded
