@@ -7,12 +7,13 @@ take rows and servers from files, for everything else.
 from gymrl.benchmark.base import Benchmark
 from gymrl.benchmark.catalogue import BenchmarkInfo, list_benchmarks, load_benchmark
 from gymrl.benchmark.files import read_rows, read_servers
-from gymrl.benchmark.summary import RunSummary, SourceSummary, summarise
+from gymrl.benchmark.summary import RunSummary, RunTally, SourceSummary, summarise
 
 __all__ = [
     "Benchmark",
     "BenchmarkInfo",
     "RunSummary",
+    "RunTally",
     "SourceSummary",
     "list_benchmarks",
     "load_benchmark",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gymrl.types import Failure, RolloutGroup, Trajectory
+from gymrl.types import Failure, RolloutGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,37 +122,89 @@ def has_differing_rewards(group: RolloutGroup) -> bool:
     return bool(rewards) and max(rewards) - min(rewards) > _EQUAL_REWARDS
 
 
-def _summarise_source(source: str, groups: list[RolloutGroup]) -> SourceSummary:
-    done: list[Trajectory] = [t for group in groups for t in group.trajectories]
-    rows = sum(len(group.samples) for group in groups)
-    rewards = [trajectory.reward.total for trajectory in done]
-    generated = sum(trajectory.num_generated for trajectory in done)
-    return SourceSummary(
-        source=source,
-        prompts=len(groups),
-        rows=rows,
-        failed=rows - len(done),
-        passed=sum(trajectory.reward.verifier >= PASS_REWARD for trajectory in done),
-        mean_reward=sum(rewards) / len(rewards) if rewards else None,
-        mixed_groups=sum(map(has_differing_rewards, groups)),
-        prompt_tokens=sum(trajectory.num_tokens for trajectory in done) - generated,
-        generated_tokens=generated,
-        turns=sum(len(trajectory.turns) for trajectory in done),
-        max_turns=max((len(trajectory.turns) for trajectory in done), default=0),
-        truncated=sum(trajectory.incomplete_reason is not None for trajectory in done),
-    )
+class _SourceTally(msgspec.Struct, kw_only=True):
+    """Sums over the groups of one source."""
+
+    first_group: int
+    prompts: int = 0
+    rows: int = 0
+    failed: int = 0
+    passed: int = 0
+    reward_sum: float = 0.0
+    mixed_groups: int = 0
+    tokens: int = 0
+    generated_tokens: int = 0
+    turns: int = 0
+    max_turns: int = 0
+    truncated: int = 0
+
+    def add(self, group: RolloutGroup) -> None:
+        self.first_group = min(self.first_group, group.index)
+        self.prompts += 1
+        self.rows += len(group.samples)
+        self.failed += len(group.failures)
+        self.mixed_groups += has_differing_rewards(group)
+        for trajectory in group.trajectories:
+            self.passed += trajectory.reward.verifier >= PASS_REWARD
+            self.reward_sum += trajectory.reward.total
+            self.tokens += trajectory.num_tokens
+            self.generated_tokens += trajectory.num_generated
+            self.turns += len(trajectory.turns)
+            self.max_turns = max(self.max_turns, len(trajectory.turns))
+            self.truncated += trajectory.incomplete_reason is not None
+
+    def summary(self, source: str) -> SourceSummary:
+        scored = self.rows - self.failed
+        return SourceSummary(
+            source=source,
+            prompts=self.prompts,
+            rows=self.rows,
+            failed=self.failed,
+            passed=self.passed,
+            mean_reward=self.reward_sum / scored if scored else None,
+            mixed_groups=self.mixed_groups,
+            prompt_tokens=self.tokens - self.generated_tokens,
+            generated_tokens=self.generated_tokens,
+            turns=self.turns,
+            max_turns=self.max_turns,
+            truncated=self.truncated,
+        )
 
 
-def summarise_failures(groups: Iterable[RolloutGroup]) -> tuple[FailureSummary, ...]:
-    """Failures by class, the most frequent first, each with the first one as the example."""
-    by_class: dict[str, list[Failure]] = {}
-    for group in groups:
+class RunTally:
+    """Sums over a run's groups as they finish, in any order; holds none of them."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, _SourceTally] = {}
+        self._failures: dict[str, tuple[int, Failure]] = {}
+        self._timings: dict[str, float] = {}
+
+    def add(self, group: RolloutGroup) -> None:
+        """Count a finished group."""
+        source = source_of(group)
+        if source not in self._sources:
+            self._sources[source] = _SourceTally(first_group=group.index)
+        self._sources[source].add(group)
         for failure in group.failures:
-            by_class.setdefault(failure.error, []).append(failure)
-    return tuple(
-        FailureSummary(error, len(failures), failures[0])
-        for error, failures in sorted(by_class.items(), key=lambda item: -len(item[1]))
-    )
+            count, example = self._failures.get(failure.error, (0, failure))
+            self._failures[failure.error] = (count + 1, example)
+        if group.timings is not None:
+            self._timings = dict(group.timings)
+
+    def summary(self, seconds: float = 0.0) -> RunSummary:
+        """The numbers so far.
+
+        Args:
+            seconds: Wall time the rollouts took.
+        """
+        sources = sorted(self._sources.items(), key=lambda item: item[1].first_group)
+        failures = sorted(self._failures.items(), key=lambda item: -item[1][0])
+        return RunSummary(
+            sources=tuple(tally.summary(source) for source, tally in sources),
+            failures=tuple(FailureSummary(name, *counted) for name, counted in failures),
+            timings=self._timings,
+            seconds=seconds,
+        )
 
 
 def summarise(groups: Iterable[RolloutGroup], seconds: float = 0.0) -> RunSummary:
@@ -162,17 +214,10 @@ def summarise(groups: Iterable[RolloutGroup], seconds: float = 0.0) -> RunSummar
         groups: Of one run.
         seconds: Wall time the rollouts took.
     """
-    ordered = sorted(groups, key=lambda group: group.index)
-    by_source: dict[str, list[RolloutGroup]] = {}
-    for group in ordered:
-        by_source.setdefault(source_of(group), []).append(group)
-    timings = next((group.timings for group in ordered if group.timings is not None), {})
-    return RunSummary(
-        sources=tuple(_summarise_source(source, found) for source, found in by_source.items()),
-        failures=summarise_failures(ordered),
-        timings=dict(timings),
-        seconds=seconds,
-    )
+    tally = RunTally()
+    for group in groups:
+        tally.add(group)
+    return tally.summary(seconds)
 
 
 def timing_shares(timings: Mapping[str, float]) -> dict[str, float]:
