@@ -1,0 +1,116 @@
+"""What a line of a file of rollouts holds."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from gymrl._version import __version__
+from gymrl.config import LogprobsMode
+from gymrl.errors import RowValueError
+from gymrl.types import Failure, Reward, Row, Trajectory, Turn
+
+SCHEMA = 1
+"""Of the lines that this version writes; older ones are read as well."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="record"):
+    """The first line of a file.
+
+    Attributes:
+        schema: Of all lines of the file.
+        config_digest: Of the configuration, without what only places or paces the run.
+        gymrl_version: Who wrote it.
+        notes: Whatever the writer wants to keep (a name, a benchmark, a checkpoint).
+    """
+
+    schema: int = SCHEMA
+    config_digest: str = ""
+    gymrl_version: str = __version__
+    notes: dict[str, str] = {}
+
+
+class SamplingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a row's tokens were sampled, as its request said."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    logprobs_mode: LogprobsMode | None = None
+
+
+class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A :class:`~gymrl.types.Trajectory` with its arrays as lists and its answer as JSON."""
+
+    agent: str
+    token_ids: list[int]
+    logprobs: list[float]
+    turns: tuple[Turn, ...]
+    reward: Reward
+    incomplete_reason: str | None = None
+    mask_sample: bool = False
+    placeholder: bool = False
+    truncated_prefix: bool = False
+    result: msgspec.Raw = msgspec.Raw(b"{}")
+    notes: dict[str, int] = {}
+
+
+class RowRecord(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="row", tag_field="record"
+):
+    """One row: what was asked, how, and what became of it.
+
+    Attributes:
+        group: Index of its group in the run.
+        group_size: Rows of that group, so that a reader knows when it has all.
+        index: The row's batch-global index.
+        task_digest: SHA-256 of the task without routing, indices and sampling.
+        task: The body of the ``/run`` call; empty JSON where it was left out.
+        trajectory: What the attempt gave, or None and `failure` says why.
+        metrics: Of the group, on its last row.
+        timings: Of the whole stream, on the last row of its last group.
+    """
+
+    group: int
+    group_size: int
+    index: int
+    task_index: int
+    rollout_index: int
+    route: str
+    rollout_id: str
+    task_digest: str
+    sampling: SamplingRecord
+    task: msgspec.Raw = msgspec.Raw(b"{}")
+    trajectory: TrajectoryRecord | None = None
+    failure: Failure | None = None
+    metrics: dict[str, float] = {}
+    timings: dict[str, float] | None = None
+
+    def row(self) -> Row:
+        """The row as it was prepared; its body is empty JSON where the task was left out."""
+        return Row(
+            index=self.index,
+            task_index=self.task_index,
+            rollout_index=self.rollout_index,
+            route=self.route,
+            rollout_id=self.rollout_id,
+            body=bytes(self.task),
+        )
+
+    def sample(self) -> Trajectory | Failure:
+        """The trajectory, its arrays as they were; or the failure."""
+        record = self.trajectory
+        if record is None:
+            if self.failure is None:
+                raise RowValueError(
+                    f"the record of row {self.index} has no trajectory and no failure",
+                    row=self.index,
+                )
+            return self.failure
+        fields = {name: getattr(record, name) for name in record.__struct_fields__}
+        fields["token_ids"] = np.array(record.token_ids, dtype=np.int32)
+        fields["logprobs"] = np.array(record.logprobs, dtype=np.float32)
+        fields["result"] = bytes(record.result)
+        return Trajectory(**fields)
