@@ -1,0 +1,95 @@
+"""The caller's end of an actor: calls, streams, close and kill."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gymrl.actors.contract import ActorContract
+    from gymrl.actors.streams import ActorStream
+
+
+class ActorHandle(abc.ABC):
+    """An actor that runs somewhere: in a child process, on another node, or in this loop.
+
+    Any number of tasks of the event loop it was opened in may use a handle at once. Leaving its
+    ``async with`` closes it.
+
+    Attributes:
+        name: What logs and errors call the actor.
+        contract: Its methods.
+    """
+
+    name: str
+    contract: ActorContract
+
+    @property
+    @abc.abstractmethod
+    def pid(self) -> int:
+        """The process that the actor runs in."""
+
+    @property
+    @abc.abstractmethod
+    def closed(self) -> bool:
+        """Whether no more calls can be made: it was closed, killed, or died."""
+
+    @abc.abstractmethod
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method and wait for its result.
+
+        Cancelling the caller cancels the callee, and waits for it to end, at most
+        `SpawnOptions.cancel_timeout_s`.
+
+        Args:
+            method: Name of a public ``async def`` method.
+            *args: Its arguments, checked against the annotations before anything is sent.
+            **kwargs: The same, by name.
+
+        Raises:
+            AttributeError: There is no such method.
+            TypeError: Arguments are missing, unknown or too many.
+            EncodeError: An argument is not of its type or cannot travel; or the result cannot.
+            ActorClosedError: The handle is closed.
+            ActorDiedError: The process ended before the result came.
+            RemoteError: The callee raised an error of a type unknown here. Errors of
+                :mod:`gymrl.errors` and plain builtins are raised as themselves.
+        """
+
+    @abc.abstractmethod
+    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ActorStream:
+        """The items of an async generator method, as an async iterator.
+
+        Arguments are checked here and now; the producer starts with the first item asked for. The
+        iterator raises what :meth:`call` raises, and
+        :class:`~gymrl.errors.ActorStreamError` when the link ends without an end marker.
+        """
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Run the actor's ``close``, end its process and wait for that.
+
+        Takes at most `SpawnOptions.close_timeout_s` and a little, then kills. Safe to call twice
+        and while being cancelled. Calls still in flight fail with
+        :class:`~gymrl.errors.ActorClosedError`.
+
+        Raises:
+            Exception: What the actor's ``close`` raised, after everything has ended.
+        """
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End the actor at once, without its ``close``; what is in flight fails."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
