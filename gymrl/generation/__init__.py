@@ -1,0 +1,57 @@
+"""Prompt ids to sampled ids and log-probabilities, and the HTTP server in front of it.
+
+Names are loaded when they are first used: importing the package imports neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gymrl.generation.base import (
+    FinishReason,
+    Generated,
+    GenerationConfig,
+    Generator,
+    SamplingParams,
+)
+
+if TYPE_CHECKING:
+    from gymrl.generation.chat import ChatFormat
+    from gymrl.generation.policy import Policy
+    from gymrl.generation.prefix import splice
+    from gymrl.generation.server import GenerationServer
+    from gymrl.generation.service import GenerationEndpoint, GenerationService
+    from gymrl.generation.transformers import TransformersGenerator
+
+_HOMES = {
+    "ChatFormat": "gymrl.generation.chat",
+    "GenerationEndpoint": "gymrl.generation.service",
+    "GenerationServer": "gymrl.generation.server",
+    "GenerationService": "gymrl.generation.service",
+    "Policy": "gymrl.generation.policy",
+    "TransformersGenerator": "gymrl.generation.transformers",
+    "splice": "gymrl.generation.prefix",
+}
+
+__all__ = [
+    "ChatFormat",
+    "FinishReason",
+    "Generated",
+    "GenerationConfig",
+    "GenerationEndpoint",
+    "GenerationServer",
+    "GenerationService",
+    "Generator",
+    "Policy",
+    "SamplingParams",
+    "TransformersGenerator",
+    "splice",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,119 @@
+"""The generator protocol: prompt ids in, sampled ids and their log-probabilities out.
+
+Nothing here imports torch. A generator knows token ids only; text, chat templates and HTTP are the
+business of :mod:`gymrl.generation.chat` and :mod:`gymrl.generation.server`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams
+from gymrl.errors import ContextOverflowError, GenerationRequestError
+
+__all__ = [
+    "FinishReason",
+    "Generated",
+    "GenerationConfig",
+    "Generator",
+    "LogprobsMode",
+    "SamplingParams",
+    "TokenCallback",
+    "check_prompt",
+    "token_budget",
+]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+TokenCallback = Callable[[int, float], None]
+"""Called in the caller's event loop with each sampled id and its log-probability, in order."""
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call sampled.
+
+    Attributes:
+        token_ids: Every sampled token, the one that ended the generation included.
+        logprobs: Of the sampling distribution at each of them (or of the model's own, in ``raw``
+            mode); as long as `token_ids`.
+        finish_reason: ``stop``: an end-of-turn token, a stop token or a stop text. ``length``: the
+            budget is spent. ``abort``: the generator closed; what was sampled so far is here.
+        stop_reason: The stop token or the stop text that ended it; None on an end-of-turn token.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Samples tokens. Implementations serve any number of concurrent calls."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Context in tokens, prompt and generation together."""
+        ...
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """Sample one continuation of `prompt_ids`.
+
+        `sampling.max_tokens` is clamped to what the context leaves. Cancelling the call frees its
+        place before the next token.
+
+        Raises:
+            ContextOverflowError: The prompt leaves no room for a token.
+            GenerationRequestError: The prompt is empty or holds an id outside the vocabulary.
+            GenerationError: The generator failed, or is closed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the calls in flight with ``abort`` and release the model. Safe to call twice."""
+        ...
+
+
+def token_budget(num_prompt_tokens: int, sampling: SamplingParams, max_model_len: int) -> int:
+    """How many tokens a call may sample: `max_tokens`, or less where the context ends.
+
+    Raises:
+        ContextOverflowError: The prompt leaves no room for a token.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room <= 0:
+        raise ContextOverflowError(
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt holds "
+            f"{num_prompt_tokens} tokens and leaves no room to generate; shorten the prompt or "
+            "raise max_model_len",
+            prompt_tokens=num_prompt_tokens,
+            max_model_len=max_model_len,
+        )
+    return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+
+
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse an empty prompt, and ids that the model has no embedding for.
+
+    Raises:
+        GenerationRequestError: With the position of the first bad id.
+    """
+    if len(prompt_ids) == 0:
+        raise GenerationRequestError("the prompt holds no token", param="prompt")
+    for position, token_id in enumerate(prompt_ids):
+        if not 0 <= token_id < vocab_size:
+            raise GenerationRequestError(
+                f"prompt token {token_id} at position {position} is outside the vocabulary of "
+                f"{vocab_size} tokens",
+                param="prompt",
+                position=position,
+            )

@@ -1,0 +1,346 @@
+"""Conversations to token ids and generations to messages, by the tokenizer's chat template.
+
+A message is a plain dictionary as chat templates take it: ``role``, ``content`` (text), and on an
+assistant's ``reasoning_content`` and ``tool_calls``
+(``{"type": "function", "function": {"name", "arguments"}}``). Messages of a caller are never
+changed; what a template needs is made on copies.
+
+**Templates without tools.** Small models' templates often ignore tools. They are then offered in
+the system message, in hermes form, and earlier calls and answers are written as text in the same
+form, so that such a model can be asked to use tools at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from gymrl.errors import GenerationRequestError
+from gymrl.generation.parsing import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    PYTHON_TAG,
+    THINK_CLOSE,
+    THINK_OPEN,
+    ParsedText,
+    parse_hermes,
+    parse_llama_json,
+    split_reasoning,
+)
+from gymrl.generation.prefix import TruePrefix, splice
+
+if TYPE_CHECKING:
+    from gymrl.config import GenerationConfig
+
+Message = dict[str, Any]
+ToolParser = Literal["hermes", "llama_json", "none"]
+ReasoningParser = Literal["think", "none"]
+
+TOOL_INSTRUCTION = """\
+# Tools
+
+You may call one or more functions. Their signatures are within <tools></tools>:
+<tools>
+{tools}
+</tools>
+
+To call one, reply with a JSON object within <tool_call></tool_call>:
+<tool_call>
+{{"name": <function name>, "arguments": <arguments as a JSON object>}}
+</tool_call>"""
+
+_PROBE = "\u00b6probe\u00b6"
+
+
+class ChatFormat:
+    """One tokenizer's way to write conversations.
+
+    Args:
+        tokenizer: A transformers tokenizer with a chat template. Its truncation and padding are
+            turned off.
+        end_ids: End-of-turn tokens that the model's configuration names.
+        tool_parser: How calls are spelled; ``auto`` reads it off the template.
+        reasoning_parser: ``auto``: ``think`` where the template or the vocabulary has the tag.
+
+    Raises:
+        GenerationRequestError: The tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        end_ids: Sequence[int] = (),
+        tool_parser: Literal["auto", "hermes", "llama_json", "none"] = "auto",
+        reasoning_parser: Literal["auto", "think", "none"] = "auto",
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise GenerationRequestError(
+                "the tokenizer has no chat template; add one to its directory "
+                "(chat_template.jinja), or use an instruct model",
+                param="model",
+            )
+        self.tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            # From here on the backend is only read, so threads may share it.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        template = self._template_text()
+        self.template_has_tools = self._renders_tools()
+        self.tool_parser: ToolParser = (
+            self._guess_tool_parser(template) if tool_parser == "auto" else tool_parser
+        )
+        self.reasoning_parser: ReasoningParser = (
+            self._guess_reasoning_parser(template)
+            if reasoning_parser == "auto"
+            else reasoning_parser
+        )
+        self.end_ids = frozenset({*end_ids, *self._template_end_ids()})
+        tags = {CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE, PYTHON_TAG}
+        vocabulary = tokenizer.get_vocab()
+        tag_ids = {vocabulary[tag] for tag in tags if tag in vocabulary}
+        self._hidden_ids = (frozenset(tokenizer.all_special_ids) - tag_ids) | self.end_ids
+
+    @classmethod
+    def from_config(
+        cls, tokenizer: Any, config: GenerationConfig, end_ids: Sequence[int] = ()
+    ) -> ChatFormat:
+        """With the parsers that `config` names."""
+        return cls(
+            tokenizer,
+            end_ids=end_ids,
+            tool_parser=config.tool_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` as it is; nothing is put before or after."""
+        if self._backend is not None:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return ids
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of a generation: turn markers and other special tokens left out, tags kept."""
+        shown = [token_id for token_id in token_ids if token_id not in self._hidden_ids]
+        text: str = self.tokenizer.decode(shown, skip_special_tokens=False)
+        return text
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """The conversation's token ids.
+
+        Args:
+            messages: At least one.
+            tools: In chat-completions form, ``{"type": "function", "function": {...}}``.
+            add_generation_prompt: Open the assistant's turn at the end.
+            template_kwargs: Further variables of the template (``enable_thinking``, ...).
+
+        Raises:
+            GenerationRequestError: There is no message, or the template refuses them.
+        """
+        if not messages:
+            raise GenerationRequestError("the conversation holds no message", param="input")
+        prepared = [_prepared(message) for message in messages]
+        if not self.template_has_tools:
+            prepared = _with_tools_as_text(prepared, tools)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                prepared,
+                tools=list(tools) if tools and self.template_has_tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **(template_kwargs or {}),
+            )
+        except Exception as error:  # whatever a jinja template may raise, on this request's data
+            raise GenerationRequestError(
+                f"the chat template refused the conversation: {type(error).__name__}: {error}",
+                param="input",
+            ) from error
+        return self.encode(text)
+
+    def continue_from(
+        self,
+        prefix: TruePrefix,
+        messages: Sequence[Message],
+        place: int,
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt of the next turn, built on the tokens that were sampled.
+
+        Args:
+            prefix: What ``messages[place]`` carries.
+            messages: The whole conversation.
+            place: Of the most recent assistant message that carries tokens.
+            tools: As for :meth:`render`.
+            add_generation_prompt: As for :meth:`render`.
+            template_kwargs: As for :meth:`render`.
+
+        Raises:
+            PrefixError: See :func:`gymrl.generation.prefix.splice`.
+        """
+        whole = self.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        upto = self.render(
+            messages[: place + 1],
+            tools,
+            add_generation_prompt=False,
+            template_kwargs=template_kwargs,
+        )
+        before = (
+            self.render(
+                messages[:place],
+                tools,
+                add_generation_prompt=False,
+                template_kwargs=template_kwargs,
+            )
+            if place
+            else []
+        )
+        # Tokens at the border may merge with what follows: search from where both agree.
+        agreed = next(
+            (i for i, (a, b) in enumerate(zip(before, upto, strict=False)) if a != b), len(before)
+        )
+        return splice(prefix, whole, upto, self.end_ids, agreed)
+
+    def parse(self, text: str, *, has_tools: bool, is_reasoning: bool = False) -> ParsedText:
+        """A generation's text taken apart.
+
+        Args:
+            text: As :meth:`decode` gives it.
+            has_tools: Tools were offered; without them nothing is a call.
+            is_reasoning: The prompt left the reasoning open.
+        """
+        reasoning = None
+        if self.reasoning_parser == "think":
+            reasoning, text = split_reasoning(text, is_open=is_reasoning)
+        if has_tools and self.tool_parser != "none":
+            parse = parse_hermes if self.tool_parser == "hermes" else parse_llama_json
+            content, calls = parse(text)
+            return ParsedText(content, reasoning, calls)
+        return ParsedText(text, reasoning)
+
+    def leaves_reasoning_open(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends with the opening tag of reasoning."""
+        if self.reasoning_parser != "think":
+            return False
+        tail: str = self.tokenizer.decode(list(prompt_ids[-8:]), skip_special_tokens=False)
+        return tail.rstrip().endswith(THINK_OPEN)
+
+    def _template_text(self) -> str:
+        template = self.tokenizer.chat_template
+        return template if isinstance(template, str) else json.dumps(template)
+
+    def _probe(self, messages: list[Message], **variables: Any) -> str | None:
+        """What the template makes of an artificial conversation; None when it refuses it."""
+        try:
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
+        except Exception:  # noqa: BLE001 - a template may raise anything; refusing is an answer
+            return None
+        return text
+
+    def _renders_tools(self) -> bool:
+        function = {"name": _PROBE, "description": "", "parameters": {"type": "object"}}
+        tools = [{"type": "function", "function": function}]
+        rendered = self._probe([{"role": "user", "content": "x"}], tools=tools)
+        return rendered is not None and _PROBE in rendered
+
+    def _guess_tool_parser(self, template: str) -> ToolParser:
+        if CALL_OPEN in template or not self.template_has_tools:
+            return "hermes"
+        if PYTHON_TAG in template or '"parameters"' in template:
+            return "llama_json"
+        return "none"
+
+    def _guess_reasoning_parser(self, template: str) -> ReasoningParser:
+        is_known = THINK_CLOSE in template or THINK_OPEN in self.tokenizer.get_vocab()
+        return "think" if is_known else "none"
+
+    def _template_end_ids(self) -> list[int]:
+        """The special token that the template writes right after an assistant's text."""
+        rendered = self._probe(
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}],
+            add_generation_prompt=False,
+        )
+        if rendered is None or _PROBE not in rendered:
+            return []
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+        after = self.encode(rendered.rpartition(_PROBE)[2])
+        return [next(i for i in after if i in special)] if special.intersection(after) else []
+
+
+def _prepared(message: Message) -> Message:
+    """A copy as templates want it: text content, arguments as mappings."""
+    prepared = {**message, "content": message.get("content") or ""}
+    calls = message.get("tool_calls")
+    if calls:
+        prepared["tool_calls"] = [_prepared_call(call) for call in calls]
+    else:
+        prepared.pop("tool_calls", None)
+    return prepared
+
+
+def _prepared_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    arguments = arguments_mapping(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def arguments_mapping(arguments: Any) -> dict[str, Any]:
+    """A call's arguments as the mapping that templates iterate over.
+
+    Text is decoded. Nothing (missing, ``null``, empty) is an empty mapping. Anything else that is
+    not an object, or does not parse, is wrapped as ``{"arguments": ...}`` so that it stays visible.
+    """
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else None
+        except (ValueError, RecursionError):
+            value = arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _with_tools_as_text(messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+    """Tools, calls and answers in hermes form, for a template that knows none of them."""
+    written = [_as_text(message) for message in messages]
+    if not tools:
+        return written
+    signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    instruction = TOOL_INSTRUCTION.format(tools=signatures)
+    if written[0]["role"] == "system":
+        first = {**written[0], "content": f"{written[0]['content']}\n\n{instruction}"}
+        return [first, *written[1:]]
+    return [{"role": "system", "content": instruction}, *written]
+
+
+def _as_text(message: Message) -> Message:
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    blocks = [
+        f"{CALL_OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CALL_CLOSE}"
+        for call in calls
+    ]
+    parts = [message["content"], *blocks] if message["content"] else blocks
+    return {"role": message["role"], "content": "\n".join(parts)}

@@ -1,0 +1,282 @@
+"""Sequences decoded together: one left-padded key-value cache, one row of it per request.
+
+Everything here runs in the generator's own thread and knows no event loop. Requests join between
+steps (their prompts are prefilled, then their rows merged into the cache) and leave as soon as they
+are finished or cancelled. Rows end at the same column, so that a step appends one column to all::
+
+    . . . a b c d        a request that joined with a shorter prompt is padded on the left;
+    p q r s t u v        when the longest row leaves, the columns nobody uses are cut off
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from gymrl.errors import BadLogprobsError
+from gymrl.generation.base import FinishReason, Generated
+from gymrl.generation.sampling import choose, sampled_logprob
+
+if TYPE_CHECKING:
+    from gymrl.config import LogprobsMode, SamplingParams
+
+MAX_PREFILL_TOKENS = 4096
+"""Padded prompt tokens that one forward pass may prefill; a single longer prompt goes alone."""
+
+Detokenize = Callable[[Sequence[int]], str]
+
+
+class Request:
+    """One call: its prompt, what was sampled so far, and the future that its caller awaits.
+
+    Args:
+        prompt_ids: Checked against the vocabulary.
+        sampling: Of this call.
+        budget: Tokens it may sample, at least 1.
+        end_ids: End-of-turn tokens of the model; `sampling.ignore_eos` turns them off.
+        detokenize: Needed for stop texts only.
+        deliver: Called in the decoding thread with each token and its log-probability.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        budget: int,
+        end_ids: frozenset[int],
+        detokenize: Detokenize | None = None,
+        deliver: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self.prompt_ids = tuple(prompt_ids)
+        self.sampling = sampling
+        self.future: Future[Generated] = Future()
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._budget = budget
+        self._end_ids = frozenset() if sampling.ignore_eos else end_ids
+        self._detokenize = detokenize
+        self._deliver = deliver
+        # A stop text of n bytes ends in the newest token and spans at most n tokens; the rest of
+        # the window keeps tokenizers that strip a leading space from eating into it.
+        self._stop_window = max((len(text.encode()) for text in sampling.stop), default=0) + 4
+        seed = None if sampling.seed is None else sampling.seed % (1 << 64)
+        self._uniforms = np.random.Generator(np.random.PCG64(seed))
+
+    def uniform(self) -> float:
+        """The next random number of this request, whatever else is in the batch."""
+        return float(self._uniforms.random())
+
+    def append(self, token_id: int, logprob: float) -> Generated | None:
+        """Take one sampled token; the result when it was the last.
+
+        Raises:
+            BadLogprobsError: The log-probability is not a finite number.
+        """
+        if not math.isfinite(logprob):
+            raise BadLogprobsError(
+                f"the model's logits gave a log-probability of {logprob} at sampled token "
+                f"{len(self.token_ids)} after a prompt of {len(self.prompt_ids)} tokens; check "
+                "the weights, or use dtype float32",
+                position=len(self.token_ids),
+            )
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        if self._deliver is not None:
+            self._deliver(token_id, logprob)
+        if token_id in self._end_ids:
+            return self.finished("stop")
+        if token_id in self.sampling.stop_token_ids:
+            return self.finished("stop", token_id)
+        stop_text = self._matched_stop()
+        if stop_text is not None:
+            return self.finished("stop", stop_text)
+        if len(self.token_ids) >= self._budget:
+            return self.finished("length")
+        return None
+
+    def _matched_stop(self) -> str | None:
+        if not self.sampling.stop or self._detokenize is None:
+            return None
+        tail = self._detokenize(self.token_ids[-self._stop_window :])
+        return next((text for text in self.sampling.stop if text in tail), None)
+
+    def finished(self, reason: FinishReason, stop_reason: int | str | None = None) -> Generated:
+        """What the caller gets."""
+        return Generated(
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+        )
+
+
+class DecodeBatch:
+    """The running batch of one model.
+
+    Args:
+        model: A transformers causal language model with a key-value cache.
+        mode: Which log-probabilities requests get.
+    """
+
+    def __init__(self, model: Any, mode: LogprobsMode) -> None:
+        self._model = model
+        self._mode: LogprobsMode = mode
+        self._device: torch.device = model.device
+        self._cache: Any = None
+        self._lengths: list[int] = []
+        self.requests: list[Request] = []
+
+    def clear(self) -> None:
+        """Forget every request; their futures are the caller's business."""
+        self.requests, self._lengths, self._cache = [], [], None
+
+    def drop_cancelled(self) -> None:
+        """Free the rows whose callers are gone."""
+        self._keep([i for i, request in enumerate(self.requests) if not request.future.cancelled()])
+
+    @torch.inference_mode()
+    def join(self, joining: Sequence[Request]) -> None:
+        """Prefill the prompts of `joining`, sample their first tokens, and merge what goes on."""
+        prompts = list(dict.fromkeys(request.prompt_ids for request in joining))
+        for chunk in _prefill_chunks(prompts):
+            cache, logits = self._prefill(chunk)
+            place = {prompt: row for row, prompt in enumerate(chunk)}
+            requests = [request for request in joining if request.prompt_ids in place]
+            rows = [place[request.prompt_ids] for request in requests]
+            if rows != list(range(len(chunk))):
+                index = torch.tensor(rows, device=self._device)
+                logits = logits[index]
+                cache.batch_select_indices(index)
+            going_on = self._take_tokens(requests, logits)
+            if len(going_on) < len(requests):
+                cache.batch_select_indices(torch.tensor(going_on, device=self._device))
+            if going_on:
+                self._merge([requests[i] for i in going_on], cache)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Sample one token for every running request; the finished ones leave."""
+        width = max(self._lengths) + 1
+        outputs = self._model(
+            input_ids=torch.tensor(
+                [[request.token_ids[-1]] for request in self.requests], device=self._device
+            ),
+            attention_mask=self._mask([length + 1 for length in self._lengths], width),
+            position_ids=torch.tensor([[length] for length in self._lengths], device=self._device),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._lengths = [length + 1 for length in self._lengths]
+        self._keep(self._take_tokens(self.requests, outputs.logits[:, -1]))
+
+    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, torch.Tensor]:
+        lengths = [len(prompt) for prompt in prompts]
+        width = max(lengths)
+        mask = self._mask(lengths, width)
+        input_ids = torch.tensor(
+            [(0,) * (width - len(prompt)) + prompt for prompt in prompts], device=self._device
+        )
+        cache: Any = DynamicCache()
+        outputs = self._model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(-1) - 1).clamp_(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return cache, outputs.logits[:, -1]
+
+    def _mask(self, lengths: Sequence[int], width: int) -> torch.Tensor:
+        columns = torch.arange(width, device=self._device).unsqueeze(0)
+        starts = torch.tensor([[width - length] for length in lengths], device=self._device)
+        return (columns >= starts).long()
+
+    def _take_tokens(self, requests: Sequence[Request], logits: torch.Tensor) -> list[int]:
+        """Sample for each request, settle those that end; the places of those that go on."""
+        samplings = [request.sampling for request in requests]
+        tokens, processed = choose(logits, samplings, [request.uniform() for request in requests])
+        if self._mode == "raw":
+            picked = sampled_logprob(logits, tokens, samplings, "raw")
+        else:
+            picked = processed.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        going_on = []
+        for place, (request, token_id, logprob) in enumerate(
+            zip(requests, tokens.tolist(), picked.tolist(), strict=True)
+        ):
+            try:
+                result = request.append(token_id, logprob)
+            except BadLogprobsError as error:
+                settle(request.future, error)
+                continue
+            if result is None:
+                going_on.append(place)
+            else:
+                settle(request.future, result)
+        return going_on
+
+    def _merge(self, requests: Sequence[Request], cache: Any) -> None:
+        lengths = [len(request.prompt_ids) for request in requests]
+        if not self.requests:
+            self._cache = cache
+        else:
+            width = max(*self._lengths, *lengths)
+            for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
+                mine.keys = torch.cat([_fit(mine.keys, width), _fit(theirs.keys, width)])
+                mine.values = torch.cat([_fit(mine.values, width), _fit(theirs.values, width)])
+        self.requests = [*self.requests, *requests]
+        self._lengths = [*self._lengths, *lengths]
+        self._trim()
+
+    def _keep(self, places: Sequence[int]) -> None:
+        if len(places) == len(self.requests):
+            return
+        if not places:
+            self.clear()
+            return
+        self.requests = [self.requests[i] for i in places]
+        self._lengths = [self._lengths[i] for i in places]
+        self._cache.batch_select_indices(torch.tensor(places, device=self._device))
+        self._trim()
+
+    def _trim(self) -> None:
+        width = max(self._lengths)
+        for layer in self._cache.layers:
+            layer.keys, layer.values = _fit(layer.keys, width), _fit(layer.values, width)
+
+
+def _fit(states: torch.Tensor, width: int) -> torch.Tensor:
+    """Pad or cut ``[B, heads, columns, size]`` on the left to `width` columns."""
+    missing = width - states.shape[-2]
+    if missing > 0:
+        return torch.nn.functional.pad(states, (0, 0, missing, 0))
+    return states[..., -missing:, :] if missing < 0 else states
+
+
+def _prefill_chunks(prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Prompts in chunks of similar length, each within the prefill budget."""
+    chunks: list[list[tuple[int, ...]]] = []
+    for prompt in sorted(prompts, key=len):
+        if chunks and (len(chunks[-1]) + 1) * len(prompt) <= MAX_PREFILL_TOKENS:
+            chunks[-1].append(prompt)
+        else:
+            chunks.append([prompt])
+    return chunks
+
+
+def settle(future: Future[Generated], outcome: Generated | BaseException) -> None:
+    """Give the caller its outcome, unless it stopped waiting."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -1,0 +1,195 @@
+"""The policy that is served: a generator and the chat format of its tokenizer, in one place.
+
+Both HTTP APIs turn a request into a :class:`Conversation`, ask here for the prompt and for samples,
+and dress the :class:`Completion` in their own shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from gymrl.errors import BadLogprobsError, GenerationError, GenerationRequestError, PrefixError
+from gymrl.generation.base import Generated, Generator, SamplingParams, TokenCallback
+from gymrl.generation.parsing import ParsedText
+from gymrl.generation.prefix import TruePrefix
+from gymrl.telemetry import RateLimitedLog
+
+if TYPE_CHECKING:
+    from gymrl.generation.chat import ChatFormat, Message
+
+logger = logging.getLogger(__name__)
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What to answer.
+
+    Attributes:
+        messages: In the form that chat templates take.
+        tools: In chat-completions form; shown to the model.
+        may_call: Calls of those tools are read from the answer.
+        prefixes: By place in `messages`: the tokens that an assistant message carries.
+        template_kwargs: Further variables of the template.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    may_call: bool = True
+    prefixes: dict[int, TruePrefix] = {}
+    template_kwargs: dict[str, Any] | None = None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample: the prompt's ids, the generation, and its text taken apart."""
+
+    prompt_ids: list[int]
+    generated: Generated
+    parsed: ParsedText
+
+
+class ServerClosingError(GenerationError):
+    """The generator closed under the call; another server may take it."""
+
+
+class Policy:
+    """A generator with its chat format.
+
+    Args:
+        generator: Owned by the caller.
+        chat: Of the generator's tokenizer.
+        model_name: What ``/v1/models`` says.
+        aliases: Further names that requests may use.
+        on_rewrite: When the template rewrites history: ``error``, or start a new ``segment``
+            (prompt with the template's ids; the rollout then sees that the turn does not continue
+            the one before).
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        chat: ChatFormat,
+        *,
+        model_name: str = "policy",
+        aliases: Sequence[str] = (),
+        on_rewrite: Literal["error", "segment"] = "error",
+    ) -> None:
+        self.generator = generator
+        self.chat = chat
+        self.model_name = model_name
+        self._names = {model_name, *aliases}
+        self._on_rewrite = on_rewrite
+        # Rendering is Python and holds the interpreter: more threads would only queue up.
+        self._render_limiter = anyio.CapacityLimiter(2)
+        self._log = RateLimitedLog(logger)
+
+    def knows(self, model: str | None) -> bool:
+        """Whether a request may name `model`; no name is this model."""
+        return model is None or model in self._names
+
+    async def prompt(
+        self, conversation: Conversation, *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The conversation's prompt ids, built on the most recent tokens it carries.
+
+        Raises:
+            PrefixError: The template rewrites history, and that is an error here.
+            GenerationRequestError: The template refuses the conversation.
+        """
+        return await anyio.to_thread.run_sync(
+            self._prompt, conversation, add_generation_prompt, limiter=self._render_limiter
+        )
+
+    def _prompt(self, conversation: Conversation, add_generation_prompt: bool) -> list[int]:
+        messages: list[Message] = conversation.messages
+        tools, kwargs = conversation.tools, conversation.template_kwargs
+        if conversation.prefixes:
+            place = max(conversation.prefixes)
+            try:
+                return self.chat.continue_from(
+                    conversation.prefixes[place],
+                    messages,
+                    place,
+                    tools,
+                    add_generation_prompt=add_generation_prompt,
+                    template_kwargs=kwargs,
+                )
+            except PrefixError as error:
+                if self._on_rewrite == "error":
+                    raise
+                self._log.log("segment", logging.WARNING, "starting a new segment: %s", error)
+        return self.chat.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=kwargs,
+        )
+
+    async def sample(
+        self,
+        prompt_ids: list[int],
+        conversation: Conversation,
+        sampling: SamplingParams,
+        on_token: TokenCallback | None = None,
+    ) -> Completion:
+        """One sample.
+
+        Raises:
+            BadLogprobsError: A log-probability is missing or not a finite number.
+            ServerClosingError: The generator closed; what was sampled is no sample of the policy.
+            GenerationError: As :meth:`gymrl.generation.base.Generator.generate`.
+        """
+        generated = await self.generator.generate(prompt_ids, sampling, on_token=on_token)
+        if generated.finish_reason == "abort":
+            raise ServerClosingError("the generator closed before the generation ended")
+        _check_logprobs(generated)
+        parsed = self.chat.parse(
+            self.text(generated),
+            has_tools=bool(conversation.tools) and conversation.may_call,
+            is_reasoning=self.chat.leaves_reasoning_open(prompt_ids),
+        )
+        return Completion(prompt_ids=prompt_ids, generated=generated, parsed=parsed)
+
+    def text(self, generated: Generated) -> str:
+        """The generation's text, without the stop text that ended it and what came with it."""
+        text = self.chat.decode(generated.token_ids)
+        if isinstance(generated.stop_reason, str):
+            return text.partition(generated.stop_reason)[0]
+        return text
+
+
+def true_prefix(
+    prompt_token_ids: list[int] | None, generation_token_ids: list[int] | None, where: str
+) -> TruePrefix | None:
+    """The tokens that a message or an item carries, if it carries any.
+
+    Raises:
+        GenerationRequestError: It carries one of the two fields without the other.
+    """
+    if prompt_token_ids is None and generation_token_ids is None:
+        return None
+    if prompt_token_ids is None or generation_token_ids is None:
+        missing = "prompt_token_ids" if prompt_token_ids is None else "generation_token_ids"
+        raise GenerationRequestError(
+            f"{where} carries token ids without {missing}; send both fields back as they came",
+            param=f"{where}.{missing}",
+        )
+    return TruePrefix(prompt_token_ids, generation_token_ids)
+
+
+def _check_logprobs(generated: Generated) -> None:
+    if len(generated.logprobs) != len(generated.token_ids):
+        raise BadLogprobsError(
+            f"the generator gave {len(generated.logprobs)} log-probabilities for "
+            f"{len(generated.token_ids)} tokens"
+        )
+    for position, logprob in enumerate(generated.logprobs):
+        if not math.isfinite(logprob):
+            raise BadLogprobsError(
+                f"the log-probability of sampled token {position} is {logprob}", position=position
+            )

@@ -1,0 +1,315 @@
+"""Request bodies of the HTTP server, decoded once at the edge.
+
+Every optional field may be missing or null. Unknown fields are tolerated, as clients of this
+protocol send many. A field that would change the sampling distribution and that this server can't
+honour is refused by name instead of ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from gymrl.config import SamplingParams
+from gymrl.errors import GenerationRequestError
+
+RequestT = TypeVar("RequestT", bound="SampledRequest")
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_p": (None, 0),
+    "min_tokens": (None, 0),
+    "logit_bias": (None, {}),
+    "best_of": (None, 1),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "structured_outputs": (None,),
+    "top_logprobs": (None, 0),
+}
+"""Fields that this server does not have, with the values at which they do nothing."""
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[Part] | None
+
+
+class InputItem(msgspec.Struct):
+    """One item of a Responses input: a message, a call, a call's output, or reasoning."""
+
+    type: str | None = None
+    role: str | None = None
+    content: Content = None
+    summary: list[Part] | None = None
+    name: str | None = None
+    arguments: Any = None
+    call_id: str | None = None
+    output: Content = None
+    prompt_token_ids: list[int] | None = None
+    generation_token_ids: list[int] | None = None
+
+
+class CallFunction(msgspec.Struct):
+    """The function of a chat message's tool call."""
+
+    name: str | None = None
+    arguments: Any = None
+
+
+class MessageCall(msgspec.Struct):
+    """One tool call of a chat message."""
+
+    id: str | None = None
+    function: CallFunction | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """One message of a chat-completions request."""
+
+    role: str
+    content: Content = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    prompt_token_ids: list[int] | None = None
+    generation_token_ids: list[int] | None = None
+
+
+class SampledRequest(msgspec.Struct, kw_only=True):
+    """What both APIs share."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    stream: bool | None = None
+
+    def sampling(self, max_tokens: int | None, limit_field: str) -> SamplingParams:
+        """The sampling parameters; `top_k` of 0 or -1 is off, as clients of vLLM write it.
+
+        Args:
+            max_tokens: The request's limit.
+            limit_field: How the request calls it.
+
+        Raises:
+            GenerationRequestError: The limit is not positive.
+            ConfigError: Another value is out of range.
+        """
+        if max_tokens is not None and max_tokens <= 0:
+            raise GenerationRequestError(
+                f"{limit_field}={max_tokens}: must be positive", param=limit_field
+            )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=None if self.top_k in (None, 0, -1) else self.top_k,
+            max_tokens=max_tokens,
+            stop=tuple(text for text in stop if text),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            seed=self.seed,
+            ignore_eos=bool(self.ignore_eos),
+        )
+
+
+class ResponsesRequest(SampledRequest, kw_only=True):
+    """``POST /v1/responses``."""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    user: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(SampledRequest, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    stream_options: StreamOptions | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /tokenize``: a conversation, or a text."""
+
+    model: str | None = None
+    messages: list[ChatMessage] | None = None
+    prompt: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request, ``metadata.extra_body`` merged into it.
+
+    A lone surrogate in a text, which JSON can spell and UTF-8 can't, becomes U+FFFD.
+
+    Raises:
+        GenerationRequestError: The body is no JSON object.
+    """
+    try:
+        values = _decode_json(body)
+    except (ValueError, RecursionError) as error:
+        raise GenerationRequestError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise GenerationRequestError(
+            f"the body is a JSON {type(values).__name__}; an object is needed"
+        )
+    metadata = values.get("metadata")
+    extra = metadata.get("extra_body") if isinstance(metadata, dict) else None
+    if extra is None:
+        return values
+    return {**values, **_extra_body(extra)}
+
+
+def _decode_json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        pass
+    # The standard library reads lone surrogates; it also reads NaN, which is no JSON.
+    text = json.dumps(json.loads(body, parse_constant=_refuse_constant), ensure_ascii=False)
+    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return msgspec.json.decode(whole)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _extra_body(extra: Any) -> dict[str, Any]:
+    try:
+        values = json.loads(extra) if isinstance(extra, str) else extra
+    except (ValueError, RecursionError) as error:
+        raise GenerationRequestError(
+            f"metadata.extra_body is not valid JSON: {error}", param="metadata.extra_body"
+        ) from error
+    if not isinstance(values, dict):
+        raise GenerationRequestError(
+            "metadata.extra_body must be the text of a JSON object", param="metadata.extra_body"
+        )
+    return values
+
+
+def convert(values: Mapping[str, Any], cls: type[RequestT] | type[TokenizeRequest]) -> Any:
+    """Build a request from plain data.
+
+    Raises:
+        GenerationRequestError: Naming the field that is missing, has the wrong type, or asks for
+            what this server can't do.
+    """
+    try:
+        request = msgspec.convert(values, cls)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = re.search(r"at `\$\.?(.*)`$", text) or re.search(r"field `(.*)`$", text)
+        raise GenerationRequestError(text, param=found[1] if found else None) from None
+    for name, neutral in _NEUTRAL.items():
+        if values.get(name) not in neutral:
+            raise GenerationRequestError(
+                f"{name}={values[name]!r} is not supported by this server; leave it out", param=name
+            )
+    return request
+
+
+def check_tool_choice(choice: Any) -> bool:
+    """Whether calls may be made: the model can't be forced to make one.
+
+    Raises:
+        GenerationRequestError: A call is required, which needs constrained decoding.
+    """
+    if choice in (None, "auto"):
+        return True
+    if choice == "none":
+        return False
+    raise GenerationRequestError(
+        f"tool_choice={choice!r} needs constrained decoding, which this server does not have; "
+        "use 'auto' or 'none'",
+        param="tool_choice",
+    )
+
+
+def check_text_format(format_: Mapping[str, Any] | None, param: str) -> None:
+    """Refuse structured output.
+
+    Raises:
+        GenerationRequestError: The format is anything but plain text.
+    """
+    kind = (format_ or {}).get("type")
+    if kind not in (None, "text"):
+        raise GenerationRequestError(
+            f"{param}: the format {kind!r} needs constrained decoding, which this server does not "
+            "have; ask for it in the prompt",
+            param=param,
+        )
+
+
+def content_text(content: Content, where: str) -> str:
+    """The text of a message's content; parts are joined as they are.
+
+    Raises:
+        GenerationRequestError: A part is not text, naming its place.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: Part, where: str) -> str:
+    if part.text is not None and part.type in (None, *_TEXT_PARTS):
+        return part.text
+    if part.type == "refusal":
+        return part.refusal or ""
+    if part.type in (None, *_TEXT_PARTS):
+        raise GenerationRequestError(f"{where}.text is missing", param=f"{where}.text")
+    raise GenerationRequestError(
+        f"{where}: parts of type {part.type!r} are not supported; the embedded generator reads "
+        "text only",
+        param=f"{where}.type",
+    )
+
+
+_TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")

@@ -1,0 +1,291 @@
+"""``/v1/responses``: the Responses API, with the token fields that training needs.
+
+The last output item of a call carries ``prompt_token_ids``, ``generation_token_ids`` and
+``generation_log_probs``. Agents send items back as they came; the most recent one that carries
+tokens is where the next prompt continues from.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from gymrl.errors import GenerationRequestError
+from gymrl.generation.policy import Completion, Conversation, true_prefix
+from gymrl.generation.requests import (
+    InputItem,
+    ResponsesRequest,
+    check_text_format,
+    check_tool_choice,
+    content_text,
+)
+
+if TYPE_CHECKING:
+    from gymrl.generation.parsing import ToolCall
+    from gymrl.generation.prefix import TruePrefix
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def check_request(request: ResponsesRequest) -> None:
+    """Refuse what this server, which keeps no state between calls, can't do.
+
+    Raises:
+        GenerationRequestError: Naming the field.
+    """
+    if request.previous_response_id:
+        raise GenerationRequestError(
+            "previous_response_id: this server keeps no conversations; send the whole input",
+            param="previous_response_id",
+        )
+    for name in ("background", "stream"):
+        if getattr(request, name):
+            raise GenerationRequestError(
+                f"{name}: not supported on /v1/responses; leave it out", param=name
+            )
+    check_text_format((request.text or {}).get("format"), "text.format")
+
+
+def conversation_of(request: ResponsesRequest) -> Conversation:
+    """The messages, tools and carried tokens of a request.
+
+    Raises:
+        GenerationRequestError: An item is malformed or of a kind this server does not know,
+            naming its place.
+    """
+    builder = _MessageBuilder()
+    if request.instructions:
+        builder.add({"role": "system", "content": request.instructions})
+    items = (
+        [InputItem(role="user", content=request.input)]
+        if isinstance(request.input, str)
+        else request.input
+    )
+    for i, item in enumerate(items):
+        builder.take(item, f"input[{i}]")
+    builder.close()
+    return Conversation(
+        messages=builder.messages,
+        tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or [])],
+        may_call=check_tool_choice(request.tool_choice),
+        prefixes=builder.prefixes,
+        template_kwargs=request.chat_template_kwargs,
+    )
+
+
+class _MessageBuilder:
+    """Gathers the items of one assistant turn (reasoning, text, calls) into one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.prefixes: dict[int, TruePrefix] = {}
+        self._turn: dict[str, Any] | None = None
+
+    def add(self, message: dict[str, Any]) -> None:
+        self.close()
+        self.messages.append(message)
+
+    def close(self) -> None:
+        if self._turn is not None:
+            self.messages.append(self._turn)
+            self._turn = None
+
+    def take(self, item: InputItem, where: str) -> None:
+        kind = item.type or ("message" if item.role else None)
+        if kind == "message":
+            self._take_message(item, where)
+        elif kind == "function_call":
+            self._take_call(item, where)
+        elif kind == "function_call_output":
+            content = content_text(item.output, f"{where}.output")
+            self.add({"role": "tool", "content": content, "tool_call_id": item.call_id})
+        elif kind == "reasoning":
+            self._take_reasoning(item, where)
+        else:
+            raise GenerationRequestError(
+                f"{where}.type={item.type!r}: known types are message, function_call, "
+                "function_call_output and reasoning",
+                param=f"{where}.type",
+            )
+        prefix = true_prefix(item.prompt_token_ids, item.generation_token_ids, where)
+        if prefix is not None:
+            if self._turn is None:
+                raise GenerationRequestError(
+                    f"{where} carries token ids, but only the assistant's items may",
+                    param=f"{where}.prompt_token_ids",
+                )
+            # Tokens sit on the last item of a call, so the turn ends here.
+            self.prefixes[len(self.messages)] = prefix
+            self.close()
+
+    def _take_message(self, item: InputItem, where: str) -> None:
+        role = _ROLES.get(item.role or "")
+        if role is None:
+            raise GenerationRequestError(
+                f"{where}.role={item.role!r}: known roles are {', '.join(_ROLES)}",
+                param=f"{where}.role",
+            )
+        content = content_text(item.content, f"{where}.content")
+        if role != "assistant":
+            self.add({"role": role, "content": content})
+            return
+        if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
+            self.close()
+        self._open_turn()["content"] = content
+
+    def _take_call(self, item: InputItem, where: str) -> None:
+        if not item.name:
+            raise GenerationRequestError(f"{where}.name is missing", param=f"{where}.name")
+        function = {"name": item.name, "arguments": item.arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        self._open_turn().setdefault("tool_calls", []).append(call)
+
+    def _take_reasoning(self, item: InputItem, where: str) -> None:
+        if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
+            self.close()
+        text = content_text(item.summary, f"{where}.summary")
+        text = text or content_text(item.content, f"{where}.content")
+        turn = self._open_turn()
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+
+    def _open_turn(self) -> dict[str, Any]:
+        if self._turn is None:
+            self._turn = {"role": "assistant"}
+        return self._turn
+
+
+def chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """A tool in chat-completions form, from either form.
+
+    Raises:
+        GenerationRequestError: It is no function tool, or has no name.
+    """
+    if tool.get("type") != "function":
+        raise GenerationRequestError(
+            f"{where}.type={tool.get('type')!r}: only function tools are supported",
+            param=f"{where}.type",
+        )
+    function = tool.get("function") or tool
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise GenerationRequestError(f"{where}.name is missing", param=f"{where}.name")
+    return {
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "description": function.get("description") or "",
+            "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+        },
+    }
+
+
+def response_of(
+    request: ResponsesRequest, completion: Completion, model_name: str
+) -> dict[str, Any]:
+    """The answer's JSON object; every field of the public schema is there."""
+    is_cut = completion.generated.finish_reason == "length"
+    status = "incomplete" if is_cut else "completed"
+    output = _output_items(
+        completion, status, keep_all_calls=request.parallel_tool_calls is not False
+    )
+    output[-1] |= {
+        "prompt_token_ids": completion.prompt_ids,
+        "generation_token_ids": completion.generated.token_ids,
+        "generation_log_probs": completion.generated.logprobs,
+    }
+    num_prompt, num_sampled = len(completion.prompt_ids), len(completion.generated.token_ids)
+    nothing = dict.fromkeys(
+        (
+            "background",
+            "conversation",
+            "error",
+            "max_tool_calls",
+            "previous_response_id",
+            "prompt",
+            "prompt_cache_key",
+            "safety_identifier",
+            "service_tier",
+            "top_logprobs",
+            "truncation",
+        )
+    )
+    return nothing | {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": float(int(time.time())),
+        "completed_at": None,
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "instructions": request.instructions,
+        "metadata": request.metadata,
+        "model": model_name,
+        "output": output,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "temperature": request.temperature,
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [_echoed_tool(tool) for tool in request.tools or []],
+        "top_p": request.top_p,
+        "max_output_tokens": request.max_output_tokens,
+        "reasoning": request.reasoning,
+        "text": request.text,
+        "usage": {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": num_sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_prompt + num_sampled,
+        },
+        "user": request.user,
+    }
+
+
+def _output_items(
+    completion: Completion, status: str, *, keep_all_calls: bool
+) -> list[dict[str, Any]]:
+    parsed = completion.parsed
+    calls = parsed.tool_calls if keep_all_calls else parsed.tool_calls[:1]
+    items: list[dict[str, Any]] = []
+    if parsed.reasoning:
+        summary = [{"type": "summary_text", "text": parsed.reasoning}]
+        items.append(
+            {
+                "id": f"rs_{uuid.uuid4().hex}",
+                "type": "reasoning",
+                "summary": summary,
+                "encrypted_content": None,
+            }
+        )
+    if parsed.content or not calls:
+        text: dict[str, Any] = {
+            "type": "output_text",
+            "text": parsed.content,
+            "annotations": [],
+            "logprobs": None,
+        }
+        items.append(
+            {
+                "id": f"msg_{uuid.uuid4().hex}",
+                "type": "message",
+                "role": "assistant",
+                "status": status,
+                "content": [text],
+            }
+        )
+    items.extend(_call_item(call) for call in calls)
+    return items
+
+
+def _call_item(call: ToolCall) -> dict[str, Any]:
+    call_id = f"call_{uuid.uuid4().hex}"
+    return {
+        "id": call_id,
+        "type": "function_call",
+        "call_id": call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
+
+
+def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"description": None, "parameters": None, "strict": None, **tool}

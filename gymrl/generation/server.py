@@ -1,0 +1,270 @@
+"""An OpenAI-compatible HTTP server over any generator, with token ids in its answers.
+
+Routes: ``POST /v1/responses``, ``POST /v1/chat/completions``, ``POST /tokenize`` (also under
+``/v1``), ``GET /v1/models``, ``GET /health``. Every POST is also served under
+``/ng-rollout/{id}/...``, where Gym's servers put the id of the rollout that a call belongs to.
+
+Errors are JSON in OpenAI's shape, ``{"error": {"message", "type", "param", "code"}}``: 400 names
+the field, 413 the limit, 500 the type of what went wrong (its stack goes to the log), 503 says that
+the generator is closing. A client that disconnects cancels its generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gymrl.concurrency import gather_bounded
+from gymrl.errors import (
+    ConfigError,
+    ContextOverflowError,
+    GenerationRequestError,
+    GymrlError,
+    PrefixError,
+    ServerStartError,
+)
+from gymrl.generation import chat_api, responses_api
+from gymrl.generation.base import token_budget
+from gymrl.generation.policy import Policy, ServerClosingError
+from gymrl.generation.requests import (
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    convert,
+    decode_body,
+)
+from gymrl.generation.streaming import ChatStream
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted; the kernel's ``somaxconn`` caps it."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class GenerationServer:
+    """Serves one policy.
+
+    Args:
+        policy: Its generator is owned by the caller and outlives the server.
+        host: Address to listen on.
+        port: 0 takes a free one.
+        max_body_bytes: Larger request bodies get HTTP 413.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_body_bytes: int = 256 << 20,
+    ) -> None:
+        self._policy = policy
+        self._host = host
+        self._port = port
+        self._max_body_bytes = max_body_bytes
+        self._runner: web.AppRunner | None = None
+        self._site: web.SockSite | None = None
+
+    async def start(self) -> str:
+        """Listen.
+
+        Returns:
+            The base URL, with ``/v1``.
+
+        Raises:
+            ServerStartError: The address can't be listened on.
+        """
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, self._port))
+        except OSError as error:
+            listener.close()
+            raise ServerStartError(
+                f"can't listen on {self._host}:{self._port}: {error.strerror or error}; choose "
+                "another port, or 0 for a free one"
+            ) from error
+        self._runner = web.AppRunner(
+            self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=5.0
+        )
+        await self._runner.setup()
+        self._site = web.SockSite(self._runner, listener, backlog=BACKLOG)
+        await self._site.start()
+        host = f"[{self._host}]" if family == socket.AF_INET6 else self._host
+        return f"http://{host}:{listener.getsockname()[1]}/v1"
+
+    async def stop_listening(self) -> None:
+        """Refuse new connections; calls in flight go on."""
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
+
+    async def close(self) -> None:
+        """Stop; calls still in flight are cancelled after a grace of 5 s. Safe to call twice."""
+        self._site = None
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[self._errors])
+        posts: dict[str, Handler] = {
+            "/v1/responses": self._responses,
+            "/v1/chat/completions": self._chat_completions,
+            "/tokenize": self._tokenize,
+            "/v1/tokenize": self._tokenize,
+        }
+        for path, handler in posts.items():
+            app.router.add_post(path, handler)
+            app.router.add_post("/ng-rollout/{rollout_id}" + path, handler)
+            # Further segments may follow the id, as in .../training-token-capture/v1/responses.
+            app.router.add_post("/ng-rollout/{rollout_id}/{feature}" + path, handler)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        return app
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        body = convert(decode_body(await request.read()), ResponsesRequest)
+        self._check_model(body.model)
+        responses_api.check_request(body)
+        conversation = responses_api.conversation_of(body)
+        sampling = body.sampling(body.max_output_tokens, "max_output_tokens")
+        prompt_ids = await self._policy.prompt(conversation)
+        completion = await self._policy.sample(prompt_ids, conversation, sampling)
+        return _json(responses_api.response_of(body, completion, self._policy.model_name))
+
+    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
+        body: ChatRequest = convert(decode_body(await request.read()), ChatRequest)
+        self._check_model(body.model)
+        num_choices = chat_api.check_request(body)
+        conversation = chat_api.conversation_of(body)
+        limit = (
+            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        )
+        sampling = body.sampling(limit, "max_tokens")
+        policy = self._policy
+        prompt_ids = await policy.prompt(conversation)
+        if body.stream:
+            # Raised while the status can still tell it.
+            token_budget(len(prompt_ids), sampling, policy.generator.max_model_len)
+            response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+            response.content_type = "text/event-stream"
+            await response.prepare(request)
+            stream = ChatStream(policy, body, conversation, prompt_ids)
+            await stream.write(response, sampling, num_choices)
+            await response.write_eof()
+            return response
+        completions = await gather_bounded(
+            lambda own: policy.sample(prompt_ids, conversation, own),
+            [chat_api.choice_sampling(sampling, index) for index in range(num_choices)],
+        )
+        return _json(chat_api.completion_of(body, completions, policy.chat, policy.model_name))
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        body: TokenizeRequest = convert(decode_body(await request.read()), TokenizeRequest)
+        self._check_model(body.model)
+        if (body.messages is None) == (body.prompt is None):
+            raise GenerationRequestError("give either messages or prompt", param="messages")
+        if body.prompt is not None:
+            token_ids = self._policy.chat.encode(body.prompt)
+        else:
+            token_ids = await self._policy.prompt(
+                chat_api.conversation_of(body),
+                add_generation_prompt=body.add_generation_prompt is not False,
+            )
+        tokenizer = self._policy.chat.tokenizer
+        strings = tokenizer.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
+        return _json(
+            {
+                "count": len(token_ids),
+                "max_model_len": self._policy.generator.max_model_len,
+                "tokens": token_ids,
+                "token_strs": strings,
+            }
+        )
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        model = {
+            "id": self._policy.model_name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "gymrl",
+            "max_model_len": self._policy.generator.max_model_len,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return _json({"status": "ok"})
+
+    def _check_model(self, model: str | None) -> None:
+        if not self._policy.knows(model):
+            raise UnknownModelError(
+                f"The model {model!r} does not exist here; this server has "
+                f"{self._policy.model_name!r}",
+                param="model",
+            )
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            message = f"the body is over max_body_bytes={self._max_body_bytes}"
+            return _error(413, message, "invalid_request_error")
+        except web.HTTPException as error:
+            message = f"{error.reason}: {request.method} {request.path}"
+            return _error(error.status, message, "invalid_request_error")
+        except (GymrlError, ConnectionError) as error:
+            return self._known_error(request, error)
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            return _error(500, f"{type(error).__name__}: {error}", type(error).__name__)
+
+    def _known_error(self, request: web.Request, error: Exception) -> web.Response:
+        match error:
+            case ContextOverflowError():
+                return _error(
+                    400, str(error), "invalid_request_error", "input", "context_length_exceeded"
+                )
+            case PrefixError():
+                return _error(400, str(error), "invalid_request_error", "input", "prefix_rewritten")
+            case UnknownModelError():
+                return _error(404, str(error), "invalid_request_error", "model", "model_not_found")
+            case GenerationRequestError():
+                return _error(400, str(error), "invalid_request_error", error.param)
+            case ConfigError():
+                return _error(400, str(error), "invalid_request_error", error.setting)
+            case ServerClosingError():
+                return _error(503, str(error), "ServerClosingError")
+            case _:
+                logger.error("%s %s failed", request.method, request.path, exc_info=error)
+                return _error(500, str(error), type(error).__name__)
+
+
+class UnknownModelError(GenerationRequestError):
+    """A request names a model that is not served here."""
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _error(
+    status: int, message: str, kind: str, param: str | None = None, code: str | None = None
+) -> web.Response:
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode({"error": error}),
+        content_type="application/json",
+    )

@@ -1,0 +1,114 @@
+"""The generator as an actor: one process that holds the model and serves it over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from gymrl.actors import Actor
+from gymrl.concurrency import close_within
+from gymrl.config import GenerationConfig  # noqa: TC001 - actors read annotations at run time
+from gymrl.errors import GenerationError
+from gymrl.generation.chat import ChatFormat
+from gymrl.generation.policy import Policy
+from gymrl.generation.server import GenerationServer
+from gymrl.generation.transformers import TransformersGenerator
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+
+
+class GenerationEndpoint(msgspec.Struct, frozen=True):
+    """Where a generator is served.
+
+    Attributes:
+        base_url: With ``/v1``.
+        model: The name that requests use.
+        max_model_len: Context in tokens.
+    """
+
+    base_url: str
+    model: str
+    max_model_len: int
+
+
+class GenerationService(Actor):
+    """Loads a model, serves it, and closes both."""
+
+    async def setup(self, config: GenerationConfig) -> None:
+        """Load the model in a thread; the event loop stays free.
+
+        Raises:
+            ConfigError: The model is not there or is of a kind that can't be run.
+        """
+        self._config = config
+        self._server: GenerationServer | None = None
+        self._endpoint: GenerationEndpoint | None = None
+        self._generator, tokenizer = await anyio.to_thread.run_sync(
+            TransformersGenerator.load, config
+        )
+        chat = await anyio.to_thread.run_sync(
+            ChatFormat.from_config, tokenizer, config, tuple(self._generator.end_ids)
+        )
+        self._policy = Policy(
+            self._generator,
+            chat,
+            model_name=config.served_model_name,
+            aliases=(config.model,),
+            on_rewrite=config.on_rewrite,
+        )
+
+    async def start(self) -> GenerationEndpoint:
+        """Start the server; asked again, say where it is.
+
+        Raises:
+            ServerStartError: The address can't be listened on.
+        """
+        if self._endpoint is not None:
+            return self._endpoint
+        _raise_open_file_limit()
+        self._server = GenerationServer(
+            self._policy,
+            host=self._config.host,
+            port=self._config.port,
+            max_body_bytes=self._config.max_body_bytes,
+        )
+        base_url = await self._server.start()
+        self._endpoint = GenerationEndpoint(
+            base_url=base_url,
+            model=self._config.served_model_name,
+            max_model_len=self._generator.max_model_len,
+        )
+        logger.info("serving %s at %s", self._config.model, base_url)
+        return self._endpoint
+
+    async def health_check(self) -> None:
+        """Return while the generator runs.
+
+        Raises:
+            GenerationError: Its decoding thread has ended.
+        """
+        if not self._generator.is_running:
+            raise GenerationError(f"the decoding thread of {self._config.model} has ended")
+
+    async def close(self) -> None:
+        """End calls in flight, close the server and the generator. Safe to call twice."""
+        server, self._server, self._endpoint = self._server, None, None
+        if server is not None:
+            await server.stop_listening()
+        # First the generator: its calls end with `abort`, and the server can still answer them.
+        await close_within(self._generator.close(), CLOSE_TIMEOUT_S, "the generator")
+        if server is not None:
+            await close_within(server.close(), CLOSE_TIMEOUT_S, "the generation server")
+
+
+def _raise_open_file_limit() -> None:
+    """Thousands of agents may call at once, each on a connection of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,188 @@
+"""Chat completions as a stream of events, token ids included.
+
+Text is sent as it comes where it can be: while tools or reasoning may be in it, the tokens are sent
+at once and the text, taken apart, with the last chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from gymrl.generation.chat_api import (
+    choice_sampling,
+    envelope,
+    finish_reason_of,
+    logprobs_of,
+    tool_calls_of,
+    usage_of,
+)
+from gymrl.generation.policy import Completion, Conversation, Policy
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from gymrl.generation.base import SamplingParams
+    from gymrl.generation.chat import ChatFormat
+    from gymrl.generation.requests import ChatRequest
+
+logger = logging.getLogger(__name__)
+
+Event = tuple[int, int, float] | tuple[int, Completion]
+
+
+class TextStream:
+    """Turns tokens into pieces of text as they come.
+
+    A piece is held back while it ends inside a character, and while a stop text may begin in it.
+
+    Args:
+        chat: Decodes.
+        stop: Stop texts of the call.
+    """
+
+    def __init__(self, chat: ChatFormat, stop: tuple[str, ...]) -> None:
+        self._chat = chat
+        self._held_back = max((len(text) - 1 for text in stop), default=0)
+        self._ids: list[int] = []
+        self._start = 0
+        self._read = 0
+        self._text = ""
+        self._sent = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that may be sent after one more token."""
+        self._ids.append(token_id)
+        before = self._chat.decode(self._ids[self._start : self._read])
+        now = self._chat.decode(self._ids[self._start :])
+        if len(now) <= len(before) or now.endswith("\ufffd"):
+            return ""
+        self._text += now[len(before) :]
+        self._start, self._read = self._read, len(self._ids)
+        until = max(self._sent, len(self._text) - self._held_back)
+        piece, self._sent = self._text[self._sent : until], until
+        return piece
+
+    def finish(self, text: str) -> str:
+        """What of the final text was not sent yet."""
+        return text[self._sent :]
+
+
+class ChatStream:
+    """One streamed answer.
+
+    Args:
+        policy: Samples.
+        request: What was asked.
+        conversation: Of the request.
+        prompt_ids: Of the conversation.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        request: ChatRequest,
+        conversation: Conversation,
+        prompt_ids: list[int],
+    ) -> None:
+        self._policy = policy
+        self._request = request
+        self._conversation = conversation
+        self._prompt_ids = prompt_ids
+        self._envelope = envelope("chat.completion.chunk", policy.model_name)
+        self._streams_text = policy.chat.reasoning_parser == "none" and not conversation.tools
+
+    async def write(
+        self, response: web.StreamResponse, sampling: SamplingParams, num_choices: int
+    ) -> None:
+        """Sample every choice and write its chunks; cancelling ends the generations.
+
+        An error after the first chunk is sent as an event of its own, as there is no status left
+        to tell it with.
+        """
+        send, receive = anyio.create_memory_object_stream[Event](math.inf)
+        samplings = [choice_sampling(sampling, index) for index in range(num_choices)]
+        texts = [TextStream(self._policy.chat, sampling.stop) for _ in range(num_choices)]
+        completions: list[Completion] = []
+        failed: list[BaseException] = []
+        try:
+            async with send, receive, anyio.create_task_group() as group:
+                for index, own in enumerate(samplings):
+                    group.start_soon(self._sample, index, own, send)
+                await self._write_opening(response, num_choices)
+                while len(completions) < num_choices:
+                    event = await receive.receive()
+                    if len(event) == 2:
+                        completions.append(event[1])
+                        await self._write(response, [self._last(event[0], event[1], texts)])
+                    else:
+                        await self._write(response, [self._token(event, texts)])
+        except* ConnectionError:
+            logger.debug("the client of a stream is gone")
+            raise
+        except* Exception as errors:
+            failed.extend(errors.exceptions)
+            logger.exception("a streamed generation failed")
+        if failed:
+            error = {"message": str(failed[0]), "type": type(failed[0]).__name__, "param": None}
+            await response.write(b"data: " + msgspec.json.encode({"error": error}) + b"\n\n")
+            return
+        options = self._request.stream_options
+        if options is not None and options.include_usage:
+            await self._write(response, [], usage=usage_of(completions))
+        await response.write(b"data: [DONE]\n\n")
+
+    async def _sample(self, index: int, sampling: SamplingParams, send: Any) -> None:
+        completion = await self._policy.sample(
+            self._prompt_ids,
+            self._conversation,
+            sampling,
+            lambda token_id, logprob: send.send_nowait((index, token_id, logprob)),
+        )
+        send.send_nowait((index, completion))
+
+    async def _write(
+        self, response: web.StreamResponse, choices: list[dict[str, Any]], **more: Any
+    ) -> None:
+        chunk = {**self._envelope, "choices": choices, **more}
+        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+
+    async def _write_opening(self, response: web.StreamResponse, num_choices: int) -> None:
+        for index in range(num_choices):
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            await self._write(response, [choice], prompt_token_ids=self._prompt_ids)
+
+    def _token(self, event: tuple[int, int, float], texts: list[TextStream]) -> dict[str, Any]:
+        index, token_id, logprob = event
+        piece = texts[index].push(token_id) if self._streams_text else ""
+        return {
+            "index": index,
+            "delta": {"content": piece},
+            "logprobs": logprobs_of(self._request, [token_id], [logprob], self._policy.chat),
+            "finish_reason": None,
+            "token_ids": [token_id],
+        }
+
+    def _last(self, index: int, completion: Completion, texts: list[TextStream]) -> dict[str, Any]:
+        parsed = completion.parsed
+        delta: dict[str, Any] = {
+            "content": texts[index].finish(parsed.content) if self._streams_text else parsed.content
+        }
+        if parsed.reasoning:
+            delta["reasoning"] = delta["reasoning_content"] = parsed.reasoning
+        calls = tool_calls_of(self._request, completion)
+        if calls:
+            delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(calls)]
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": finish_reason_of(completion, bool(calls)),
+            "stop_reason": completion.generated.stop_reason,
+            "token_ids": [],
+        }

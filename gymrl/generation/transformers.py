@@ -1,0 +1,272 @@
+"""The embedded default generator: a transformers model and a continuous-batching decode loop.
+
+For small models on a CPU or one GPU. One thread runs every forward pass, so the event loop never
+waits for one; callers await a future. With `max_batch_size` 1 each request runs alone and its
+tokens are a function of the prompt, the seed and the weights, bit for bit. In larger batches the
+matrix products of a row may differ in their last bits with the batch's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import torch
+import transformers
+
+from gymrl.errors import ConfigError, GenerationError
+from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
+from gymrl.generation.decoding import DecodeBatch, Detokenize, Request, settle
+from gymrl.generation.models import resolve_model
+
+if TYPE_CHECKING:
+    from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersGenerator:
+    """Samples from a transformers causal language model.
+
+    Args:
+        model: On its device, in eval mode.
+        max_batch_size: Sequences decoded together.
+        max_model_len: Context in tokens; None is the model's own.
+        end_ids: Tokens that end a turn; None reads the model's generation config.
+        logprobs_mode: See :class:`~gymrl.config.GenerationConfig`.
+        detokenize: Ids to text with special tokens kept; needed for stop texts only.
+        num_threads: Torch's intra-op threads; None is torch's default.
+    """
+
+    def __init__(  # noqa: PLR0913 - keyword-only settings of one object
+        self,
+        model: Any,
+        *,
+        max_batch_size: int = 16,
+        max_model_len: int | None = None,
+        end_ids: Sequence[int] | None = None,
+        logprobs_mode: LogprobsMode = "processed",
+        detokenize: Detokenize | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.model = model
+        self._max_batch_size = max_batch_size
+        self._max_model_len = _context_length(model, max_model_len)
+        self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        self._end_ids = frozenset(model_end_ids(model) if end_ids is None else end_ids)
+        self._detokenize = detokenize
+        self._num_threads = num_threads
+        self._batch = DecodeBatch(model, logprobs_mode)
+        self._waiting: deque[Request] = deque()
+        self._joining: list[Request] = []
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="gymrl-decode", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, config: GenerationConfig) -> tuple[Self, Any]:
+        """Load the model and its tokenizer; blocks for as long as that takes.
+
+        Returns:
+            The generator, and the tokenizer.
+
+        Raises:
+            ConfigError: The model is not there, or is of a kind this generator can't run.
+        """
+        source = resolve_model(config.model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        model = load_model(source, config)
+        end_ids = model_end_ids(model)
+        if tokenizer.eos_token_id is not None:
+            end_ids = [*end_ids, int(tokenizer.eos_token_id)]
+        generator = cls(
+            model,
+            max_batch_size=config.max_batch_size,
+            max_model_len=config.max_model_len,
+            end_ids=end_ids,
+            logprobs_mode=config.logprobs_mode,
+            detokenize=tokenizer.decode,
+            num_threads=config.num_threads,
+        )
+        return generator, tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Context in tokens, prompt and generation together."""
+        return self._max_model_len
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a turn."""
+        return self._end_ids
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the decoding thread lives."""
+        return self._thread.is_alive()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a place in the batch."""
+        return len(self._batch.requests) + len(self._joining)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """See :meth:`gymrl.generation.base.Generator.generate`."""
+        check_prompt(prompt_ids, self._vocab_size)
+        request = Request(
+            prompt_ids,
+            sampling,
+            budget=token_budget(len(prompt_ids), sampling, self._max_model_len),
+            end_ids=self._end_ids,
+            detokenize=self._detokenize,
+            deliver=None if on_token is None else _in_this_loop(on_token),
+        )
+        with self._wake:
+            if self._closing:
+                raise GenerationError("the generator is closed")
+            self._waiting.append(request)
+            self._wake.notify()
+        # Cancelling this await cancels the future, which the thread reads before its next step.
+        return await asyncio.wrap_future(request.future)
+
+    async def close(self) -> None:
+        """See :meth:`gymrl.generation.base.Generator.close`."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._thread.join)
+
+    def _run(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        while self._admit():
+            try:
+                self._iterate()
+            except Exception as error:  # every caller gets it; the loop goes on for the next ones
+                logger.exception("a forward pass failed")
+                self._fail(error)
+        for request in self._outstanding():
+            settle(request.future, request.finished("abort"))
+
+    def _admit(self) -> bool:
+        """Wait for work and move waiting requests into free places; False when closing."""
+        with self._wake:
+            while not (self._waiting or self._batch.requests or self._closing):
+                self._wake.wait()
+            if self._closing:
+                return False
+            self._batch.drop_cancelled()
+            free = self._max_batch_size - len(self._batch.requests)
+            while self._waiting and len(self._joining) < free:
+                request = self._waiting.popleft()
+                if not request.future.cancelled():
+                    self._joining.append(request)
+            return True
+
+    def _iterate(self) -> None:
+        if self._joining:
+            self._batch.join(self._joining)
+            self._joining = []
+        elif self._batch.requests:
+            self._batch.step()
+
+    def _outstanding(self) -> list[Request]:
+        """Every unsettled request; nobody holds them afterwards."""
+        with self._wake:
+            found = {
+                id(request): request
+                for request in (*self._batch.requests, *self._joining, *self._waiting)
+                if not request.future.done()
+            }
+            self._batch.clear()
+            self._joining = []
+            self._waiting.clear()
+        return list(found.values())
+
+    def _fail(self, error: Exception) -> None:
+        for request in self._outstanding():
+            failure = GenerationError(f"generation failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            settle(request.future, failure)
+
+
+def _in_this_loop(on_token: TokenCallback) -> TokenCallback:
+    loop = asyncio.get_running_loop()
+
+    def deliver(token_id: int, logprob: float) -> None:
+        # A closed loop has nobody left to tell.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(on_token, token_id, logprob)
+
+    return deliver
+
+
+def load_model(source: str, config: GenerationConfig) -> Any:
+    """The model of `source` in the configured type on the configured device, in eval mode.
+
+    Raises:
+        ConfigError: There is no GPU though one is asked for, the files can't be read, or the
+            model keeps a state other than a key-value cache.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "device='cuda': torch sees no GPU here; use 'cpu' or 'auto'", setting="device"
+        )
+    use_gpu = config.device != "cpu" and torch.cuda.is_available()
+    dtype: Any = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model={config.model!r} can't be loaded from {source}: {error}", setting="model"
+        ) from error
+    text_config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(text_config, "layer_types", None) or ())
+    if getattr(model, "_is_stateful", False) or any("linear" in kind for kind in kinds):
+        raise ConfigError(
+            f"model={config.model!r} ({type(model).__name__}) keeps a recurrent state; the "
+            "embedded generator runs attention models only, serve this one with vLLM",
+            setting="model",
+        )
+    return model.to("cuda" if use_gpu else "cpu").eval()
+
+
+def model_end_ids(model: Any) -> list[int]:
+    """End-of-turn tokens that the model's generation config (else its config) names."""
+    for source in (getattr(model, "generation_config", None), model.config):
+        named = getattr(source, "eos_token_id", None)
+        if named is not None:
+            return [int(i) for i in named] if isinstance(named, list | tuple) else [int(named)]
+    return []
+
+
+def _context_length(model: Any, max_model_len: int | None) -> int:
+    text_config = model.config.get_text_config(decoder=True)
+    own: int | None = getattr(text_config, "max_position_embeddings", None)
+    if max_model_len is None:
+        return own or 4096
+    if own is not None and max_model_len > own:
+        raise ConfigError(
+            f"max_model_len={max_model_len}: the model's own context is {own} tokens",
+            setting="max_model_len",
+        )
+    return max_model_len

@@ -1,0 +1,30 @@
+"""Public fakes and tiny real models for tests of code that uses gymrl.
+
+Names are loaded when they are first used, so that a test of one room does not import another's
+dependencies.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "FakeGymServer": "gymrl.testing.gym_server",
+    "ScriptedGenerator": "gymrl.testing.generator",
+    "build_tiny_model": "gymrl.testing.models",
+    "build_tiny_tokenizer": "gymrl.testing.models",
+}
+
+__all__ = [
+    "FakeGymServer",
+    "ScriptedGenerator",
+    "build_tiny_model",
+    "build_tiny_tokenizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
