@@ -1,0 +1,125 @@
+"""Rewards of several parts: reading them, the contract on their sum, and columns over a batch.
+
+A verifier that gives ``reward_components`` promises ``reward == sum(components)``. The promise is
+checked on the verifier's own values, never on a total that rules have adjusted, so that a penalty
+of ours does not make the verifier look wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gymrl.errors import RewardContractError
+from gymrl.scoring.answer import Answer, finite_number
+from gymrl.types import Float32Array, Reward, Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gymrl.types import Failure
+
+RELATIVE_TOLERANCE = 1e-5
+ABSOLUTE_TOLERANCE = 1e-6
+
+
+def reward_number(value: Any, name: str = "reward") -> float:
+    """A reward as a finite float; true and false are 1 and 0.
+
+    Raises:
+        RewardContractError: It is missing, a text, NaN or infinite: no number to train on.
+    """
+    number = finite_number(value)
+    if number is not None:
+        return number
+    raise RewardContractError(
+        f"{name} is {value!r}; the verifier must give a finite number. An attempt without one is "
+        f"a failure, not a reward of 0"
+    )
+
+
+def reward_components(value: Any) -> dict[str, float] | None:
+    """The ``reward_components`` of an answer, None for a reward of one part (null or empty).
+
+    Raises:
+        RewardContractError: It is no mapping, or one of its values is no finite number.
+    """
+    if value is None or value == {}:
+        return None
+    if not isinstance(value, dict):
+        raise RewardContractError(
+            f"reward_components is a {type(value).__name__}; it must map names to numbers"
+        )
+    return {
+        str(name): reward_number(part, f"reward_components[{name!r}]")
+        for name, part in value.items()
+    }
+
+
+def read_reward(result: bytes | Answer) -> Reward:
+    """The reward of a Gym answer as a fresh ledger, with its contract checked.
+
+    Raises:
+        RewardContractError: No finite number, or not the sum of its components.
+        GymSchemaError: The answer is no JSON object.
+    """
+    answer = result if isinstance(result, Answer) else Answer(result)
+    reward = Reward(
+        verifier=reward_number(answer.value("reward")),
+        components=reward_components(answer.value("reward_components")),
+    )
+    check_reward_contract(reward)
+    return reward
+
+
+def check_reward_contract(reward: Reward, row: int | None = None, agent: str | None = None) -> None:
+    """Hold the verifier to ``reward == sum(components)``; nothing to hold without components.
+
+    Equal means within 1e-5 relative or 1e-6 absolute. Only the verifier's values are looked at.
+
+    Raises:
+        RewardContractError: They differ, or a value is NaN or infinite.
+    """
+    parts = list((reward.components or {}).values())
+    place = f"row {row}, agent {agent}: " if row is not None else ""
+    if not all(math.isfinite(number) for number in (reward.verifier, *parts)):
+        raise RewardContractError(
+            f"{place}reward {reward.verifier} with components {reward.components}: "
+            f"every value must be finite",
+            row=row,
+            agent=agent,
+            components=reward.components,
+        )
+    if not parts:
+        return
+    total = math.fsum(parts)
+    if not math.isclose(
+        reward.verifier, total, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE
+    ):
+        raise RewardContractError(
+            f"{place}the verifier's reward is {reward.verifier} but its components sum to {total} "
+            f"({reward.components}); a verifier of several rewards must set reward to their sum",
+            row=row,
+            agent=agent,
+            reward=reward.verifier,
+            components=reward.components,
+        )
+
+
+def component_columns(samples: Sequence[Trajectory | Failure]) -> dict[str, Float32Array]:
+    """One float32 column ``[B]`` for each component of the batch, keyed ``reward/<name>``.
+
+    The names are the union over the batch, sorted; a sample without the component, and a failed
+    one, has 0.0 there, since every column must cover all samples. Empty without any component.
+    """
+    parts = [
+        (sample.reward.components or {}) if isinstance(sample, Trajectory) else {}
+        for sample in samples
+    ]
+    names = sorted({name for part in parts for name in part})
+    return {
+        f"reward/{name}": np.array([part.get(name, 0.0) for part in parts], dtype=np.float32)
+        for name in names
+    }
