@@ -1,0 +1,238 @@
+"""From command-line options to what is run: rows, and a checked configuration.
+
+Precedence, highest first: an option given on the command line, the ``--config`` file, what the
+benchmark suggests, gymrl's defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from gymrl.benchmark import list_benchmarks, load_benchmark, read_rows, read_servers
+from gymrl.config import RolloutConfig, SamplingParams, read_mapping
+from gymrl.errors import ConfigError
+from gymrl.rollout.prepare import GroupSizes, prepare_rows
+
+DEFAULT_NUM_PROMPTS = 8
+DEFAULT_SEED = 0
+
+
+class RolloutOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """What the command line said; None where it said nothing."""
+
+    target: str
+    model: str | None = None
+    base_urls: tuple[str, ...] = ()
+    model_name: str | None = None
+    tokenizer: str | None = None
+    servers: Path | None = None
+    registry: str | None = None
+    config: Path | None = None
+    params: tuple[str, ...] = ()
+    num_prompts: int | None = None
+    num_generations: int = 1
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    workers: int | None = None
+    in_process: bool = False
+    batch_size: int | None = None
+    dtype: str | None = None
+    failure_policy: str | None = None
+
+
+class RolloutPlan(msgspec.Struct, kw_only=True, frozen=True):
+    """What is run.
+
+    Attributes:
+        name: Of the benchmark, or of the file.
+        rows: One dataset row a prompt.
+        num_generations: Rows of each group.
+        config: Of the engine.
+    """
+
+    name: str
+    rows: tuple[dict[str, Any], ...]
+    num_generations: int
+    config: RolloutConfig
+
+    @property
+    def num_rows(self) -> int:
+        """Attempts to be made."""
+        return len(self.rows) * self.num_generations
+
+
+class _Tasks(msgspec.Struct, frozen=True):
+    name: str
+    rows: tuple[dict[str, Any], ...]
+    servers: dict[str, Any]
+    sampling: SamplingParams
+
+
+def parse_params(params: tuple[str, ...]) -> dict[str, Any]:
+    """``key=value`` pairs; a value is read as YAML, so that 3, true and [1, 2] are what they seem.
+
+    Raises:
+        ConfigError: No ``=``, an empty key, a key given twice, or a value that does not parse.
+    """
+    values: dict[str, Any] = {}
+    for param in params:
+        key, separator, text = param.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--param {param!r}: write it as key=value", setting="--param")
+        if key in values:
+            raise ConfigError(f"--param {key} is given twice", setting="--param")
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"--param {param!r}: the value does not parse: {error}", setting="--param"
+            ) from error
+    return values
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith((".jsonl", ".json")) or Path(target).is_file()
+
+
+def _tasks(options: RolloutOptions, seed: int) -> _Tasks:
+    target = options.target
+    if _is_file(target):
+        if options.params:
+            raise ConfigError(
+                "--param sets a shipped benchmark's parameters; a file of rows has none",
+                setting="--param",
+            )
+        rows = read_rows(target, options.num_prompts)
+        return _Tasks(Path(target).stem, tuple(rows), {}, SamplingParams())
+    count = DEFAULT_NUM_PROMPTS if options.num_prompts is None else options.num_prompts
+    try:
+        benchmark = load_benchmark(
+            target, num_tasks=count, seed=seed, params=parse_params(options.params)
+        )
+    except ConfigError as error:
+        near = difflib.get_close_matches(target, [b.name for b in list_benchmarks()], n=1)
+        if near or error.setting != "benchmark" or "no benchmark" not in error.message:
+            raise
+        raise ConfigError(
+            f"{error.message} A file of rows must end in .jsonl or exist.", setting="benchmark"
+        ) from None
+    return _Tasks(benchmark.name, benchmark.rows, benchmark.servers, benchmark.sampling)
+
+
+def _generation_block(options: RolloutOptions, base: dict[str, Any]) -> dict[str, Any] | None:
+    given = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "max_batch_size": options.batch_size,
+        "served_model_name": options.model_name if options.model else None,
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
+    block = base.get("generation")
+    if options.base_urls:
+        if options.model:
+            raise ConfigError(
+                "--model loads a model here and --base-url asks one that is served elsewhere: "
+                "give one of them (--model-name and --tokenizer go with --base-url)",
+                setting="--model",
+            )
+        block = None
+    if block is None and not options.model:
+        if changes:
+            flags = {"dtype": "--dtype", "max_batch_size": "--batch-size"}
+            flag = flags[next(iter(changes))]
+            raise ConfigError(f"{flag} needs --model: it is a setting of a model loaded here")
+        return None
+    return {**(block or {}), **changes}
+
+
+def _gym_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks) -> dict[str, Any]:
+    block: dict[str, Any] = dict(base.get("gym") or {})
+    if options.servers and options.registry:
+        raise ConfigError(
+            "--servers starts servers here and --registry names some that run: give one of them",
+            setting="--servers",
+        )
+    if options.registry:
+        block |= {"registry_url": options.registry, "servers": {}}
+    elif options.servers:
+        block |= {"registry_url": None, "servers": read_servers(options.servers)}
+    if not block.get("registry_url"):
+        block["servers"] = {**tasks.servers, **(block.get("servers") or {})}
+        if not block["servers"]:
+            raise ConfigError(
+                f"{options.target} holds rows but no servers: add --servers servers.yaml to start "
+                "them, or --registry URL of servers that run",
+                setting="--servers",
+            )
+    if options.base_urls:
+        block["base_urls"] = list(options.base_urls)
+    elif options.model:
+        block.pop("base_urls", None)
+    if options.model_name:
+        block["model_name"] = options.model_name
+    if options.tokenizer:
+        block["tokenizer"] = options.tokenizer
+    return block
+
+
+def _sampling_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks) -> dict[str, Any]:
+    given = {
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "max_tokens": options.max_output_tokens,
+    }
+    changes = {key: value for key, value in given.items() if value is not None}
+    suggested = msgspec.to_builtins(tasks.sampling)
+    return {**suggested, **(base.get("sampling") or {}), **changes}
+
+
+def make_plan(options: RolloutOptions) -> RolloutPlan:
+    """Read the files, make the rows and build the configuration.
+
+    Raises:
+        RowError, UnsupportedOptionError: A row, or a way of sampling, that Gym can't be asked for.
+        ConfigError: Anything about the options, the files or the values that can't be run; names
+            the option or the setting and what to do.
+    """
+    if options.num_generations <= 0:
+        raise ConfigError(
+            f"--num-generations {options.num_generations}: must be positive",
+            setting="--num-generations",
+        )
+    base = read_mapping(options.config) if options.config else {}
+    seed = options.seed if options.seed is not None else base.get("seed", DEFAULT_SEED)
+    tasks = _tasks(options, DEFAULT_SEED if seed is None else seed)
+    values = {
+        **base,
+        "generation": _generation_block(options, base),
+        "gym": _gym_block(options, base, tasks),
+        "sampling": _sampling_block(options, base, tasks),
+        "seed": seed,
+        "failure_policy": options.failure_policy or base.get("failure_policy", "mask"),
+    }
+    if options.workers is not None:
+        values["num_workers"] = options.workers
+    if options.in_process:
+        values["in_process"] = True
+    if values["generation"] is None and not values["gym"].get("base_urls"):
+        raise ConfigError(
+            "no model: give --model (a directory, a hub id or smollm2), or --base-url of a server "
+            "that returns token ids",
+            setting="--model",
+        )
+    config = RolloutConfig.from_dict(values)
+    # What is wrong with a row or the sampling is said now, not after the model was loaded.
+    prepare_rows(tasks.rows, config.sampling, GroupSizes(group=1), seed=config.seed)
+    return RolloutPlan(
+        name=tasks.name,
+        rows=tasks.rows,
+        num_generations=options.num_generations,
+        config=config,
+    )

@@ -1,0 +1,151 @@
+"""``gymrl rollout``: make the plan, run the engine, write the file, print the summary."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from gymrl.benchmark import RunTally
+from gymrl.cli import interrupt
+from gymrl.cli.consoles import configure_logging, error_console, output_console
+from gymrl.cli.plan import RolloutOptions, RolloutPlan, make_plan
+from gymrl.cli.progress import Display, RunProgress, make_display
+from gymrl.cli.report import print_summary
+from gymrl.concurrency import closing_stream
+from gymrl.errors import ConfigError, GymrlError
+from gymrl.records import RecordWriter, RunRecord, config_digest
+from gymrl.rollout.engine import RolloutEngine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+EXIT_FAILED_ROWS = 1
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """Refuse a path that cannot be written, before anything starts.
+
+    Raises:
+        ConfigError: It exists and `overwrite` is off, it is no file, or its directory is missing
+            or read-only.
+    """
+    directory = path.parent
+    if path.exists() and not path.is_file():
+        problem = f"{path} is no file: name a file to write"
+    elif path.exists() and not overwrite:
+        problem = f"{path} exists: add --overwrite to replace it, or choose another path"
+    elif not directory.is_dir():
+        problem = f"{path}: there is no directory {directory}: make it first"
+    elif not os.access(directory, os.W_OK):
+        problem = f"{path}: the directory {directory} is read-only"
+    else:
+        return
+    raise ConfigError(problem, setting="--output")
+
+
+class _Run:
+    """One run: what it counts, where it writes, what it shows."""
+
+    def __init__(self, plan: RolloutPlan, output: Path | None, display: Display) -> None:
+        self.plan = plan
+        self.tally = RunTally()
+        self.progress = RunProgress(len(plan.rows), plan.num_rows)
+        self.seconds = 0.0
+        self._output = output
+        self._display = display
+
+    def _open_writer(self) -> RecordWriter | None:
+        if self._output is None:
+            return None
+        # Only now: a run that could not start leaves a former file as it was.
+        self._output.unlink(missing_ok=True)
+        config = self.plan.config
+        record = RunRecord(config_digest=config_digest(config), notes={"benchmark": self.plan.name})
+        mode = config.generation.logprobs_mode if config.generation else None
+        return RecordWriter(self._output, record, logprobs_mode=mode)
+
+    async def run(self) -> None:
+        """Start everything, count and write each group as it finishes, close everything."""
+        config = self.plan.config
+        what = config.generation.model if config.generation else ", ".join(config.gym.base_urls)
+        self._display.phase(f"starting servers and workers, model {what}")
+        async with RolloutEngine(config) as engine:
+            writer = self._open_writer()
+            try:
+                self.progress.begin()
+                self._display.phase(
+                    f"rolling out {self.plan.name}: {len(self.plan.rows)} prompts, "
+                    f"{self.plan.num_rows} rows"
+                )
+                stream = engine.stream(self.plan.rows, num_generations=self.plan.num_generations)
+                async with closing_stream(stream) as groups:
+                    async for group in groups:
+                        if writer is not None:
+                            writer.write(group)
+                        self.tally.add(group)
+                        self.progress.add(group)
+                        self._display.update(self.progress)
+            finally:
+                self.seconds = self.progress.elapsed
+                if writer is not None:
+                    writer.close()
+            self._display.phase("closing")
+
+    def report(self, console: Console) -> None:
+        """Print what the run gave so far."""
+        print_summary(console, self.tally.summary(self.seconds))
+        if self._output is not None:
+            console.print(
+                f"{self.progress.rows_done} rows written to {self._output}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def rollout_command(
+    options: RolloutOptions, output: Path | None, *, overwrite: bool, verbose: bool
+) -> int:
+    """Run the command.
+
+    Returns:
+        0; 1 when a row failed or a group is missing; 128 + n when signal n ended the run.
+
+    Raises:
+        ConfigError, RowError: Before anything starts.
+        GymrlError: The run broke; the rows until then are in the file.
+    """
+    if output is not None:
+        check_output(output, overwrite=overwrite)
+    plan = make_plan(options)
+    errors = error_console()
+    configure_logging(errors, verbose=verbose)
+    display = make_display(errors)
+    run = _Run(plan, output, display)
+    try:
+        interrupt.run(run.run, lambda name: display.phase(f"{name}: ending the run"))
+    except interrupt.Interrupted as interrupted:
+        display.close()
+        if run.progress.groups_done:
+            run.report(output_console())
+        errors.print(f"gymrl: ended by {interrupted}", markup=False, highlight=False)
+        return interrupted.exit_code
+    except GymrlError:
+        display.close()
+        if run.progress.groups_done:
+            run.report(output_console())
+        raise
+    finally:
+        display.close()
+    run.report(output_console())
+    missing = run.progress.num_groups - run.progress.groups_done
+    if missing:
+        errors.print(
+            f"gymrl: {missing} of {run.progress.num_groups} groups were dropped "
+            f"(failure policy {plan.config.failure_policy})",
+            markup=False,
+            highlight=False,
+        )
+    return EXIT_FAILED_ROWS if missing or run.progress.rows_failed else 0
