@@ -19,6 +19,8 @@ from gymrl.generation.base import (
 
 if TYPE_CHECKING:
     from gymrl.generation.chat import ChatFormat
+    from gymrl.generation.fidelity import FidelityReport, RecordedSequence, check_fidelity
+    from gymrl.generation.models import resolve_model
     from gymrl.generation.policy import Policy
     from gymrl.generation.prefix import splice
     from gymrl.generation.server import GenerationServer
@@ -32,11 +34,16 @@ _HOMES = {
     "GenerationService": "gymrl.generation.service",
     "Policy": "gymrl.generation.policy",
     "TransformersGenerator": "gymrl.generation.transformers",
+    "FidelityReport": "gymrl.generation.fidelity",
+    "RecordedSequence": "gymrl.generation.fidelity",
+    "check_fidelity": "gymrl.generation.fidelity",
+    "resolve_model": "gymrl.generation.models",
     "splice": "gymrl.generation.prefix",
 }
 
 __all__ = [
     "ChatFormat",
+    "FidelityReport",
     "FinishReason",
     "Generated",
     "GenerationConfig",
@@ -45,8 +52,11 @@ __all__ = [
     "GenerationService",
     "Generator",
     "Policy",
+    "RecordedSequence",
     "SamplingParams",
     "TransformersGenerator",
+    "check_fidelity",
+    "resolve_model",
     "splice",
 ]
 

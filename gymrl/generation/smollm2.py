@@ -212,7 +212,10 @@ def _write_weights(reader: Any, config: dict[str, Any], target: Path) -> None:
         elif ".attn_k." in tensor.name:
             values = _unpermute(values, config["num_key_value_heads"])
         weights[name] = torch.from_numpy(np.ascontiguousarray(values)).to(torch.bfloat16)
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    file = target / "model.safetensors"
+    save_file(weights, file, metadata={"format": "pt"})
+    # The writer leaves it private to its user; a shared cache is read by others as well.
+    file.chmod(0o644)
 
 
 def _weight_name(gguf_name: str) -> str | None:
