@@ -105,9 +105,9 @@ def build_tiny_model(
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,  # vLLM's attention on a CPU takes multiples of 32
         "max_position_embeddings": max_model_len,
         "tie_word_embeddings": False,
         "bos_token_id": None,
