@@ -162,5 +162,6 @@ def _passing_lengths(row: RowBody) -> tuple[tuple[float, ...], str | None]:
 def _numbers(value: Any) -> dict[str, float]:
     if not isinstance(value, dict):
         return {}
-    found = {name: finite_number(value.get(name)) for name in ("a", "b", "f")}
+    given = {name: value.get(name) for name in ("a", "b", "f")}
+    found = {n: finite_number(v) for n, v in given.items() if not isinstance(v, bool)}
     return {name: number for name, number in found.items() if number is not None}

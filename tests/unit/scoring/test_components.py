@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from gymrl.scoring.components import (
 )
 from gymrl.types import Reward
 from tests.unit.scoring.samples import failure, trajectory
+
+CAPTURES = Path(__file__).parents[2] / "data" / "captures"
 
 
 def read(**fields):
@@ -29,6 +32,16 @@ def test_a_reward_of_several_parts_keeps_them_by_name():
     assert read(reward=0.75, reward_components={"form": 0.25, "sum": 0.5}) == Reward(
         0.75, {"form": 0.25, "sum": 0.5}
     )
+
+
+def test_the_answer_of_a_real_verifier_of_several_rewards_keeps_its_contract():
+    exchanges = json.loads(
+        (CAPTURES / "v07_multi/client_example_tool_call_multireward.json").read_text()
+    )
+    for exchange in exchanges:
+        reward = read_reward(json.dumps(exchange["resp_body"]).encode())
+        assert reward.components
+        assert reward.verifier == pytest.approx(sum(reward.components.values()))
 
 
 def test_true_is_a_reward_of_one():
