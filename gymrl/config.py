@@ -124,11 +124,75 @@ class SamplingParams(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 LogprobsMode = Literal["processed", "raw"]
 
 
+class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM behind a generator: an engine of this process, or servers that run elsewhere.
+
+    Attributes:
+        base_urls: vLLM servers, with or without ``/v1``; calls go to the one with the fewest in
+            flight. Empty: an engine is started in this process.
+        rank: Place among the engines of this node, from 0. Without `devices`, rank r takes GPUs
+            ``r * tensor_parallel_size`` and following.
+        tensor_parallel_size: GPUs an engine.
+        devices: GPUs by index, of those the process may see; empty: chosen by `rank`.
+        kv_cache_bytes: Memory of the key-value cache. None: 256 MiB on a CPU, vLLM's own choice
+            on a GPU.
+        enforce_eager: No compilation, no CUDA graphs. None: only on a CPU.
+        engine_args: Further fields of vLLM's ``AsyncEngineArgs``, as they are.
+        request_timeout_s: Deadline of one call to a server; None: none.
+        probe_interval_s: Seconds between two looks at a server that is out.
+    """
+
+    base_urls: tuple[str, ...] = ()
+    rank: int = 0
+    tensor_parallel_size: int = 1
+    devices: tuple[int, ...] = ()
+    kv_cache_bytes: int | None = None
+    enforce_eager: bool | None = None
+    engine_args: dict[str, Any] = {}
+    request_timeout_s: float | None = None
+    probe_interval_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "vllm.rank", self.rank, "must be 0 or more")
+        require(
+            self.tensor_parallel_size > 0,
+            "vllm.tensor_parallel_size",
+            self.tensor_parallel_size,
+            "must be positive",
+        )
+        require(
+            len(self.devices) in (0, self.tensor_parallel_size),
+            "vllm.devices",
+            self.devices,
+            f"name as many as tensor_parallel_size={self.tensor_parallel_size}, or none",
+        )
+        require(
+            self.kv_cache_bytes is None or self.kv_cache_bytes > 0,
+            "vllm.kv_cache_bytes",
+            self.kv_cache_bytes,
+            "must be positive, or left out",
+        )
+        require(
+            self.request_timeout_s is None or self.request_timeout_s > 0,
+            "vllm.request_timeout_s",
+            self.request_timeout_s,
+            "must be positive, or left out",
+        )
+        require(
+            self.probe_interval_s > 0,
+            "vllm.probe_interval_s",
+            self.probe_interval_s,
+            "must be positive",
+        )
+
+
 class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One embedded generator and the HTTP server in front of it.
 
     Attributes:
         model: A directory, a hub id, or ``smollm2``.
+        backend: ``transformers``, or ``vllm`` where it is installed.
+        vllm: Settings of that backend.
         served_model_name: What ``/v1/models`` says and requests may name.
         dtype: Of the weights: ``float32``, ``bfloat16``, ``float16``; ``auto`` is the checkpoint's.
         device: ``auto`` takes a GPU when there is one.
@@ -146,6 +210,8 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     model: str
+    backend: Literal["transformers", "vllm"] = "transformers"
+    vllm: VllmConfig = VllmConfig()
     served_model_name: str = "policy"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -28,7 +28,10 @@
     ├── GenerationError (RuntimeError)
     │   ├── GenerationRequestError (ValueError)   the request can't be served as it stands
     │   ├── ContextOverflowError (ValueError)   the prompt does not fit; carries both numbers
-    │   └── PrefixError (ValueError)            the chat template rewrote history
+    │   ├── PrefixError (ValueError)            the chat template rewrote history
+    │   ├── GenerationTransportError            a server that generates could not be reached, or broke off
+    │   ├── GeneratorDiedError                  the engine's process ended
+    │   └── WeightUpdateError                   new weights were not taken; says which ones serve
     ├── ServerError (RuntimeError)           a server of ours: names the instance and the URL
     │   ├── ServerStartError
     │   └── ServerDiedError
@@ -259,6 +262,31 @@ class PrefixError(GenerationError, ValueError):
     position: int | None = None
     expected: list[int] | None = None
     received: list[int] | None = None
+
+
+class GenerationTransportError(GenerationError):
+    """A server that generates could not be reached, or broke off before its answer was whole."""
+
+    url: str | None = None
+    status: int | None = None
+
+
+class GeneratorDiedError(GenerationError):
+    """The engine's process ended; the generator must be started again."""
+
+    model: str | None = None
+
+
+class WeightUpdateError(GenerationError):
+    """New weights were not taken.
+
+    `serving` is the version that goes on serving. None: what the engine holds is unknown, and it
+    refuses every call until it is started again.
+    """
+
+    version: str | None = None
+    serving: str | None = None
+    source: str | None = None
 
 
 class ServerError(GymrlError, RuntimeError):

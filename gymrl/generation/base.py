@@ -7,7 +7,7 @@ business of :mod:`gymrl.generation.chat` and :mod:`gymrl.generation.server`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,6 +22,7 @@ __all__ = [
     "LogprobsMode",
     "SamplingParams",
     "TokenCallback",
+    "WeightSpan",
     "check_prompt",
     "token_budget",
 ]
@@ -32,6 +33,14 @@ TokenCallback = Callable[[int, float], None]
 """Called in the caller's event loop with each sampled id and its log-probability, in order."""
 
 
+class WeightSpan(NamedTuple):
+    """Tokens ``[start, end)`` of a generation, and the version of the weights they came from."""
+
+    version: str
+    start: int
+    end: int
+
+
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """What one call sampled.
 
@@ -40,14 +49,18 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: Of the sampling distribution at each of them (or of the model's own, in ``raw``
             mode); as long as `token_ids`.
         finish_reason: ``stop``: an end-of-turn token, a stop token or a stop text. ``length``: the
-            budget is spent. ``abort``: the generator closed; what was sampled so far is here.
+            budget is spent. ``abort``: the generator closed, or a weight update ended the call;
+            what was sampled so far is here.
         stop_reason: The stop token or the stop text that ended it; None on an end-of-turn token.
+        weight_versions: Spans that cover `token_ids` in order: more than one where the weights
+            changed in the middle. Empty: the generator does not say.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
     stop_reason: int | str | None = None
+    weight_versions: list[WeightSpan] = []
 
 
 @runtime_checkable
