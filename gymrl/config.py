@@ -328,7 +328,8 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A rollout engine: who generates, how many Gym workers, what a failed row means.
 
     Attributes:
-        generation: The embedded generator; None when `gym.base_urls` names servers.
+        generation: The embedded generator; None when `gym.base_urls` names servers, or
+            `gym.registry_url` names Gym servers that know their policy.
         gym: Every Gym worker's configuration.
         num_workers: Gym workers (replicas); whole groups take turns over them.
         shards: Slices of `gym.servers` by name, each with its own workers. Empty: one slice,
@@ -362,7 +363,8 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         require(self.num_workers > 0, "num_workers", self.num_workers, "must be positive")
         require(
-            (self.generation is None) == bool(self.gym.base_urls),
+            (self.generation is None) == bool(self.gym.base_urls)
+            or (self.generation is None and self.gym.registry_url is not None),
             "generation",
             self.generation,
             "give either a generation block or gym.base_urls of servers that run",

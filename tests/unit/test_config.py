@@ -105,3 +105,8 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
     file.write_text("")
 
     assert read_mapping(file) == {}
+
+
+def test_gym_servers_that_run_need_no_policy_from_here():
+    config = RolloutConfig(gym=GymConfig(registry_url="http://127.0.0.1:11000"))
+    assert config.generation is None
