@@ -89,12 +89,12 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_failed(self) -> int:
-        """Rows without a trajectory."""
-        return sum(source.failed for source in self.sources)
+        """Rows without a trajectory, those of dropped groups included."""
+        return sum(failure.count for failure in self.failures)
 
     @property
     def num_rows(self) -> int:
-        """All rows."""
+        """Rows of the groups that came."""
         return sum(source.rows for source in self.sources)
 
     @property
@@ -186,10 +186,14 @@ class RunTally:
             self._sources[source] = _SourceTally(first_group=group.index)
         self._sources[source].add(group)
         for failure in group.failures:
-            count, example = self._failures.get(failure.error, (0, failure))
-            self._failures[failure.error] = (count + 1, example)
+            self.add_failure(failure)
         if group.timings is not None:
             self._timings = dict(group.timings)
+
+    def add_failure(self, failure: Failure) -> None:
+        """Count a failed row whose group is left out, and so never comes."""
+        count, example = self._failures.get(failure.error, (0, failure))
+        self._failures[failure.error] = (count + 1, example)
 
     def summary(self, seconds: float = 0.0) -> RunSummary:
         """The numbers so far.

@@ -55,12 +55,14 @@ class RolloutPlan(msgspec.Struct, kw_only=True, frozen=True):
         rows: One dataset row a prompt.
         num_generations: Rows of each group.
         config: Of the engine.
+        asks_model_name: Nobody named the model of the policy servers; they are asked.
     """
 
     name: str
     rows: tuple[dict[str, Any], ...]
     num_generations: int
     config: RolloutConfig
+    asks_model_name: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -221,7 +223,8 @@ def make_plan(options: RolloutOptions) -> RolloutPlan:
         values["num_workers"] = options.workers
     if options.in_process:
         values["in_process"] = True
-    if values["generation"] is None and not values["gym"].get("base_urls"):
+    gym = values["gym"]
+    if values["generation"] is None and not (gym.get("base_urls") or gym.get("registry_url")):
         raise ConfigError(
             "no model: give --model (a directory, a hub id or smollm2), or --base-url of a server "
             "that returns token ids",
@@ -235,4 +238,5 @@ def make_plan(options: RolloutOptions) -> RolloutPlan:
         rows=tasks.rows,
         num_generations=options.num_generations,
         config=config,
+        asks_model_name=bool(config.gym.base_urls) and "model_name" not in values["gym"],
     )

@@ -11,12 +11,14 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from gymrl.types import Trajectory
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
 
-    from gymrl.types import RolloutGroup
+    from gymrl.types import RolloutGroup, RowResult
 
 
 class RunProgress:
@@ -37,6 +39,7 @@ class RunProgress:
         self.rows_done = 0
         self.rows_failed = 0
         self.generated_tokens = 0
+        self._rewards = 0
         self._reward_sum = 0.0
         self._clock = clock
         self._started = clock()
@@ -45,13 +48,19 @@ class RunProgress:
         """The rollouts begin now: speeds leave out what went before."""
         self._started = self._clock()
 
-    def add(self, group: RolloutGroup) -> None:
-        """Count a finished group."""
+    def add_row(self, result: RowResult) -> None:
+        """Count a row that has its outcome."""
+        self.rows_done += 1
+        if isinstance(result.outcome, Trajectory):
+            self.generated_tokens += result.outcome.num_generated
+        else:
+            self.rows_failed += 1
+
+    def add_group(self, group: RolloutGroup) -> None:
+        """Count a whole, scored group."""
         self.groups_done += 1
-        self.rows_done += len(group.samples)
-        self.rows_failed += len(group.failures)
         for trajectory in group.trajectories:
-            self.generated_tokens += trajectory.num_generated
+            self._rewards += 1
             self._reward_sum += trajectory.reward.total
 
     @property
@@ -61,19 +70,18 @@ class RunProgress:
 
     @property
     def rows_in_flight(self) -> int:
-        """Rows whose group is not finished."""
+        """Rows without an outcome yet."""
         return self.num_rows - self.rows_done
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens of finished groups a second."""
+        """Sampled tokens of finished rows a second."""
         return self.generated_tokens / self.elapsed if self.elapsed > 0 else 0.0
 
     @property
     def mean_reward(self) -> float | None:
-        """Over the rows that have a reward; None without any."""
-        scored = self.rows_done - self.rows_failed
-        return self._reward_sum / scored if scored else None
+        """Over the rows of whole groups that have a reward; None without any."""
+        return self._reward_sum / self._rewards if self._rewards else None
 
     def line(self) -> str:
         """The counters as one line of text."""
@@ -175,8 +183,8 @@ class LiveDisplay:
         """Show the counters beside the bar."""
         self._bar.update(
             self._task,
-            total=progress.num_groups,
-            completed=progress.groups_done,
+            total=progress.num_rows,
+            completed=progress.rows_done,
             description=progress.line(),
         )
 

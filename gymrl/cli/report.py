@@ -102,7 +102,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     console.print(timing_line(summary), markup=False, highlight=False)
     if summary.failures:
         console.print(
-            f"{summary.num_failed} of {summary.num_rows} rows failed:",
+            f"failed rows: {summary.num_failed}",
             markup=False,
             highlight=False,
         )

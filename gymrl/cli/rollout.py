@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import msgspec
 
 from gymrl.benchmark import RunTally
 from gymrl.cli import interrupt
 from gymrl.cli.consoles import configure_logging, error_console, output_console
+from gymrl.cli.discovery import served_model_name
 from gymrl.cli.plan import RolloutOptions, RolloutPlan, make_plan
 from gymrl.cli.progress import Display, RunProgress, make_display
 from gymrl.cli.report import print_summary
 from gymrl.concurrency import closing_stream
 from gymrl.errors import ConfigError, GymrlError
+from gymrl.generation.models import resolve_model
 from gymrl.records import RecordWriter, RunRecord, config_digest
 from gymrl.rollout.engine import RolloutEngine
+from gymrl.types import Failure
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
+
+    from gymrl.config import RolloutConfig
+    from gymrl.scoring import GroupStats
+    from gymrl.types import RolloutGroup, RowResult
 
 EXIT_FAILED_ROWS = 1
 
@@ -45,14 +54,43 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     raise ConfigError(problem, setting="--output")
 
 
+def with_tokenizer(config: RolloutConfig) -> RolloutConfig:
+    """The configuration with the loaded model's own tokenizer, where it names none.
+
+    A shipped model is fetched for that the first time. A hub id's tokenizer is left alone: name it
+    with ``--tokenizer`` to get text.
+
+    Raises:
+        ConfigError: The model is not there.
+    """
+    generation = config.generation
+    if generation is None or config.gym.tokenizer is not None or not config.gym.decode_text:
+        return config
+    directory = resolve_model(generation.model)
+    if not Path(directory, "tokenizer.json").is_file():
+        return config
+    gym = msgspec.structs.replace(config.gym, tokenizer=directory)
+    return msgspec.structs.replace(config, gym=gym)
+
+
+def policy_of(config: RolloutConfig) -> str:
+    """Who samples, in words."""
+    if config.generation is not None:
+        return f"model {config.generation.model}"
+    if config.gym.base_urls:
+        return f"policy at {', '.join(config.gym.base_urls)}"
+    return f"the policy of the servers at {config.gym.registry_url}"
+
+
 class _Run:
-    """One run: what it counts, where it writes, what it shows."""
+    """One run: what it counts, where it writes, what it shows. Observes the engine."""
 
     def __init__(self, plan: RolloutPlan, output: Path | None, display: Display) -> None:
         self.plan = plan
         self.tally = RunTally()
         self.progress = RunProgress(len(plan.rows), plan.num_rows)
         self.seconds = 0.0
+        self._drops_groups = plan.config.failure_policy == "drop_group"
         self._output = output
         self._display = display
 
@@ -66,12 +104,33 @@ class _Run:
         mode = config.generation.logprobs_mode if config.generation else None
         return RecordWriter(self._output, record, logprobs_mode=mode)
 
+    def on_row(self, result: RowResult, instance: str) -> None:
+        """Show the counters with the row."""
+        del instance
+        self.progress.add_row(result)
+        if self._drops_groups and isinstance(result.outcome, Failure):
+            self.tally.add_failure(result.outcome)
+        self._display.update(self.progress)
+
+    def on_group(self, group: RolloutGroup, stats: GroupStats) -> None:
+        """Show the counters with the group."""
+        del stats
+        self.progress.add_group(group)
+        self._display.update(self.progress)
+
+    async def _completed_config(self) -> RolloutConfig:
+        config = self.plan.config
+        if self.plan.asks_model_name:
+            name = await served_model_name(config.gym.base_urls[0])
+            gym = msgspec.structs.replace(config.gym, model_name=name)
+            config = msgspec.structs.replace(config, gym=gym)
+        return await anyio.to_thread.run_sync(with_tokenizer, config, abandon_on_cancel=True)
+
     async def run(self) -> None:
         """Start everything, count and write each group as it finishes, close everything."""
-        config = self.plan.config
-        what = config.generation.model if config.generation else ", ".join(config.gym.base_urls)
-        self._display.phase(f"starting servers and workers, model {what}")
-        async with RolloutEngine(config) as engine:
+        self._display.phase(f"starting servers and workers, {policy_of(self.plan.config)}")
+        config = await self._completed_config()
+        async with RolloutEngine(config, observer=self) as engine:
             writer = self._open_writer()
             try:
                 self.progress.begin()
@@ -85,8 +144,6 @@ class _Run:
                         if writer is not None:
                             writer.write(group)
                         self.tally.add(group)
-                        self.progress.add(group)
-                        self._display.update(self.progress)
             finally:
                 self.seconds = self.progress.elapsed
                 if writer is not None:

@@ -189,7 +189,7 @@ def test_failed_rows_are_listed_by_class_and_make_the_exit_code_1(tiny_model, tm
         "--param", "prompt=" + "word " * 3000 + "{question}", "--output", output,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "2 of 2 rows failed:" in done.stdout
+    assert "failed rows: 2" in done.stdout
     assert "e.g. row 0" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     records = list(read_records(output))

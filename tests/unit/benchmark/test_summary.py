@@ -2,7 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gymrl.benchmark.summary import summarise, timing_shares
+from gymrl.benchmark.summary import RunTally, summarise, timing_shares
 from gymrl.types import Failure, FailureKind, Reward, RolloutGroup, Row, Trajectory, Turn
 
 
@@ -149,3 +149,12 @@ def test_timing_shares_are_of_the_total_and_leave_out_percentages_and_single_sha
 def test_without_a_total_there_are_no_shares():
     assert timing_shares({}) == {}
     assert timing_shares({"timing/rollout/await_results": 1.0}) == {}
+
+
+def test_failures_of_groups_that_were_left_out_are_counted_too():
+    tally = RunTally()
+    tally.add(group(0, [trajectory(1.0)]))
+    tally.add_failure(failure(row=3))
+    summary = tally.summary()
+    assert (summary.num_failed, summary.failures[0].example.row) == (1, 3)
+    assert (summary.num_rows, summary.sources[0].failed) == (1, 0)

@@ -111,6 +111,21 @@ def test_rows_can_go_to_servers_that_run_already(tmp_path):
     assert made.config.gym.servers == {}
 
 
+def test_servers_that_run_already_know_their_policy():
+    made = plan(model=None, registry="http://127.0.0.1:11000")
+    assert made.config.generation is None
+    assert made.config.gym.base_urls == ()
+    assert not made.asks_model_name
+
+
+def test_policy_servers_are_asked_for_their_model_where_nobody_named_it(tmp_path):
+    urls = ("http://127.0.0.1:1/v1",)
+    assert plan(model=None, base_urls=urls).asks_model_name
+    assert not plan(model=None, base_urls=urls, model_name="m").asks_model_name
+    file = write(tmp_path / "run.yaml", "gym: {model_name: m, base_urls: ['http://x/v1']}\n")
+    assert not plan(model=None, config=file).asks_model_name
+
+
 def test_a_benchmarks_rows_can_go_to_servers_that_run_already():
     made = plan(registry="http://127.0.0.1:11000")
     assert made.config.gym.servers == {}

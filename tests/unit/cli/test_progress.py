@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from gymrl.cli.progress import LiveDisplay, PlainDisplay, RunProgress, make_display
-from gymrl.types import Failure, FailureKind, Reward, RolloutGroup, Row, Trajectory, Turn
+from gymrl.types import Failure, FailureKind, Reward, RolloutGroup, Row, RowResult, Trajectory, Turn
 
 
 class Clock:
@@ -42,6 +42,13 @@ def group(*samples):
     return RolloutGroup(index=0, task_index=0, rows=rows, samples=samples)
 
 
+def feed(progress, *samples):
+    """Each row as it finishes, then their group."""
+    for index, sample in enumerate(samples):
+        progress.add_row(RowResult(index=index, agent="agent", outcome=sample))
+    progress.add_group(group(*samples))
+
+
 FAILURE = Failure(kind=FailureKind.DATA, error="GymRequestError", message="422")
 
 
@@ -50,7 +57,7 @@ def test_counters_follow_the_groups():
     progress = RunProgress(num_groups=3, num_rows=6, clock=clock)
     clock.now += 50
     progress.begin()
-    progress.add(group(trajectory(1.0), trajectory(0.0)))
+    feed(progress, trajectory(1.0), trajectory(0.0))
     clock.now += 2
     assert progress.rows_in_flight == 4
     assert progress.tokens_per_s == pytest.approx(4.0)
@@ -61,11 +68,19 @@ def test_counters_follow_the_groups():
 def test_a_failed_row_is_shown_and_enters_no_mean():
     clock = Clock()
     progress = RunProgress(num_groups=1, num_rows=2, clock=clock)
-    progress.add(group(trajectory(1.0), FAILURE))
+    feed(progress, trajectory(1.0), FAILURE)
     clock.now += 1
     assert progress.line() == (
         "groups 1/1, 0 rows in flight, 4.0 tokens/s, mean reward 1.000, 1 rows failed"
     )
+
+
+def test_rows_count_before_their_group_is_whole():
+    clock = Clock()
+    progress = RunProgress(num_groups=1, num_rows=2, clock=clock)
+    progress.add_row(RowResult(index=0, agent="agent", outcome=trajectory(1.0, sampled=6)))
+    clock.now += 2
+    assert progress.line() == "groups 0/1, 1 rows in flight, 3.0 tokens/s, mean reward -"
 
 
 def test_before_the_first_reward_there_is_no_mean():
@@ -80,7 +95,7 @@ def test_plain_lines_are_limited_in_rate_and_the_last_state_is_always_shown():
     display = PlainDisplay(stream, interval_s=2.0, clock=clock)
     progress = RunProgress(num_groups=4, num_rows=4, clock=clock)
     for _ in range(4):
-        progress.add(group(trajectory(1.0)))
+        feed(progress, trajectory(1.0))
         clock.now += 0.5
         display.update(progress)
     display.close()
@@ -93,7 +108,7 @@ def test_closing_early_shows_the_counters_that_were_left_out():
     display = PlainDisplay(stream, interval_s=2.0, clock=clock)
     progress = RunProgress(num_groups=9, num_rows=9, clock=clock)
     for _ in range(3):
-        progress.add(group(trajectory(1.0)))
+        feed(progress, trajectory(1.0))
         display.update(progress)
     display.close()
     display.close()
@@ -124,7 +139,7 @@ def test_the_live_display_shows_the_counters():
     try:
         display.phase("starting")
         progress = RunProgress(num_groups=2, num_rows=2, clock=Clock())
-        progress.add(group(trajectory(1.0)))
+        feed(progress, trajectory(1.0))
         display.update(progress)
     finally:
         display.close()

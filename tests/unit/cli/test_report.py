@@ -77,5 +77,5 @@ def test_the_whole_report_holds_the_table_and_the_failures():
     print_summary(Console(file=stream, width=160), summary)
     text = stream.getvalue()
     assert "task source" in text
-    assert "2 of 32 rows failed:" in text
+    assert "failed rows: 2" in text
     assert "no [such] tool" in text

@@ -1,0 +1,67 @@
+"""What a policy server of somebody else says about itself."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+
+from gymrl.concurrency import deadline
+from gymrl.errors import ConfigError, ServerError
+from gymrl.gym.client import HttpPool
+
+ANSWER_WITHIN_S = 30.0
+DEFAULT_NAME = "policy"
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def choose_model(names: list[str], base_url: str) -> str:
+    """The model to ask for: ``policy`` where there is one of that name, else the only one.
+
+    Raises:
+        ConfigError: There is none, or a choice.
+    """
+    if DEFAULT_NAME in names:
+        return DEFAULT_NAME
+    if len(names) != 1:
+        raise ConfigError(
+            f"{base_url} serves {', '.join(names) or 'no model'}: name one with --model-name",
+            setting="--model-name",
+        )
+    return names[0]
+
+
+async def served_model_name(base_url: str) -> str:
+    """Ask an OpenAI-compatible server which model it serves.
+
+    Args:
+        base_url: With ``/v1``.
+
+    Raises:
+        GymTransportError: Nothing answers there.
+        DeadlineExceeded: It stays silent for thirty seconds.
+        ServerError: What answers is no such server.
+        ConfigError: It serves none or several, so that a name is needed.
+    """
+    url = f"{base_url.rstrip('/')}/models"
+    async with HttpPool() as pool:
+        with deadline(ANSWER_WITHIN_S, f"an answer of the policy server {url}"):
+            answer = await pool.get(url)
+    try:
+        if answer.status != HTTPStatus.OK:
+            raise msgspec.ValidationError(f"HTTP {answer.status}: {answer.excerpt}")
+        models = msgspec.json.decode(answer.body, type=_Models)
+    except msgspec.MsgspecError as error:
+        raise ServerError(
+            f"{url} does not list models as an OpenAI-compatible server does ({error}); "
+            "does --base-url end in /v1?",
+            url=url,
+        ) from error
+    return choose_model([model.id for model in models.data], base_url)
