@@ -19,6 +19,7 @@ from gymrl.errors import (
     GymSchemaError,
     NoGenerationError,
     NonContiguousTokensError,
+    RewardContractError,
     RolloutFailure,
 )
 from gymrl.gym.conduct import DEFAULT_INVALID_TOOL_CALL_PATTERNS, DEFAULT_THINKING_TAGS, flags_of
@@ -93,7 +94,8 @@ def read_episode(
             leaves them out.
 
     Raises:
-        GymSchemaError: The answer is not what the protocol says, its reward included.
+        GymSchemaError: The answer is not what the protocol says.
+        RewardContractError: The reward is no finite number, or not the sum of its components.
         NonContiguousTokensError: A prompt does not begin with the tokens so far, and
             `options.on_broken_prefix` is ``error``.
         BadLogprobsError: Log-probabilities are absent, too few or many, null or not finite.
@@ -153,11 +155,11 @@ def _trajectory(
 def _reading_nonfinite(decoded: DecodedAnswer) -> Reward:
     try:
         return read_reward(decoded.answer)
-    except GymSchemaError as error:
+    except RewardContractError as error:
         count = decoded.notes.get("replaced_nonfinite")
         if not count:
             raise
-        raise GymSchemaError(
+        raise RewardContractError(
             f"{error.message} (NaN and Infinity, of which the body has {count}, read as null)",
             **error.fields,
         ) from error

@@ -9,7 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from gymrl.errors import GymSchemaError, RolloutDataFailure, RolloutFailure, RolloutInfraFailure
+from gymrl.errors import (
+    GymSchemaError,
+    RewardContractError,
+    RolloutDataFailure,
+    RolloutFailure,
+    RolloutInfraFailure,
+)
 from gymrl.gym.schema import RunAnswer, is_null, plain
 from gymrl.types import Reward
 
@@ -24,27 +30,27 @@ def read_reward(answer: RunAnswer) -> Reward:
     """The verifier's reward as the first entry of a ledger.
 
     Raises:
-        GymSchemaError: The reward or a component is missing, null, no number, NaN or infinite,
-            or the components do not add up to the reward.
+        RewardContractError: The reward or a component is missing, null, no number, NaN or
+            infinite, or the components do not add up to the reward.
     """
     value = _number(answer.reward, "reward")
     if is_null(answer.reward_components):
         return Reward(value)
     parts = plain(answer.reward_components)
     if not isinstance(parts, dict):
-        raise GymSchemaError(
-            f"reward_components is {_shown(parts)}; an object of numbers by name is needed",
-            path="$.reward_components",
+        raise RewardContractError(
+            f"reward_components is {_shown(parts)}; an object of numbers by name is needed"
         )
     if not parts:
         return Reward(value)
     components = {name: _checked(part, f"reward_components.{name}") for name, part in parts.items()}
     total = math.fsum(components.values())
     if not math.isclose(value, total, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE):
-        raise GymSchemaError(
+        raise RewardContractError(
             f"the verifier's reward is {value!r} but its reward_components sum to {total!r}; "
             "a multi-reward verifier must set reward to the sum of its components",
-            path="$.reward",
+            reward=value,
+            components=components,
         )
     return Reward(value, components)
 
@@ -97,7 +103,7 @@ def raise_reported_failure(answer: RunAnswer) -> None:
 
 def _number(raw: msgspec.Raw, name: str) -> float:
     if len(memoryview(raw)) == 0:
-        raise GymSchemaError(f"{name} is missing; the verifier must set it", path=f"$.{name}")
+        raise RewardContractError(f"{name} is missing; the verifier must set it")
     return _checked(plain(raw), name)
 
 
@@ -108,9 +114,7 @@ def _checked(value: Any, name: str) -> float:
         except OverflowError:
             value = math.inf
     if type(value) is not float or not math.isfinite(value):
-        raise GymSchemaError(
-            f"{name} is {_shown(value)}; a finite number is needed", path=f"$.{name}"
-        )
+        raise RewardContractError(f"{name} is {_shown(value)}; a finite number is needed")
     return value
 
 

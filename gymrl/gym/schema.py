@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -81,6 +81,8 @@ class DecodedAnswer(msgspec.Struct, frozen=True):
     notes: dict[str, int]
 
 
+DecodedT = TypeVar("DecodedT")
+
 _decoder = msgspec.json.Decoder(RunAnswer)
 
 
@@ -113,27 +115,16 @@ def decode_answer(body: bytes) -> DecodedAnswer:
         GymSchemaError: It is no JSON object of the protocol's shape; `path` names the place
             where that is known.
     """
-    mended, notes = mend_strings(body)
     try:
-        try:
-            return DecodedAnswer(_decoder.decode(mended), mended, notes)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:
-            without, count = null_nonfinite(mended)
-            if not count:
-                raise
-            notes["replaced_nonfinite"] = count
-            return DecodedAnswer(_decoder.decode(without), without, notes)
+        answer, mended, notes = decode_mending(_decoder, body)
     except RecursionError:
-        path = deepest_path(mended)
+        path = deepest_path(body)
         raise GymSchemaError(
             f"the answer nests too deeply to be read, at {path}", path=path
         ) from None
     except msgspec.ValidationError as error:
-        path = path_of(error)
         raise GymSchemaError(
-            f"the answer does not have the protocol's shape: {error}", path=path
+            f"the answer does not have the protocol's shape: {error}", path=path_of(error)
         ) from error
     except msgspec.DecodeError as error:
         raise GymSchemaError(
@@ -141,6 +132,31 @@ def decode_answer(body: bytes) -> DecodedAnswer:
             path="$",
             body=excerpt(body),
         ) from error
+    return DecodedAnswer(answer, mended, notes)
+
+
+def decode_mending(
+    decoder: msgspec.json.Decoder[DecodedT], body: bytes
+) -> tuple[DecodedT, bytes, dict[str, int]]:
+    """Decode JSON; where that fails, mend what :func:`mend` can and decode again.
+
+    Returns:
+        The value, the bytes it was decoded from, and what was mended, counted by name.
+
+    Raises:
+        msgspec.DecodeError: It is no JSON, even when mended, or not of the decoder's type.
+        RecursionError: It nests too deeply.
+    """
+    body, notes = _mend_bytes(body)
+    try:
+        return decoder.decode(body), body, notes
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        mended, more = mend(body)
+        if not more:
+            raise
+        return decoder.decode(mended), mended, notes | more
 
 
 def path_of(error: msgspec.ValidationError) -> str:
@@ -156,56 +172,54 @@ _ESCAPE = re.compile(
 )
 
 
-def mend_strings(body: bytes) -> tuple[bytes, dict[str, int]]:
-    """Replace what no UTF-8 text can hold by U+FFFD, and count it.
-
-    Halves of surrogate pairs, spelled as escapes, count as ``replaced_surrogates``, bytes that are not
-    UTF-8 as ``replaced_bytes``. A byte order mark is dropped.
-    """
-    notes: dict[str, int] = {}
+def _mend_bytes(body: bytes) -> tuple[bytes, dict[str, int]]:
+    """Drop a byte order mark and replace bytes that are not UTF-8; decoding would let both pass."""
     body = body.removeprefix(b"\xef\xbb\xbf")
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError:
-            before = body.count(b"\xef\xbf\xbd")
-            body = body.decode("utf-8", "replace").encode()
-            notes["replaced_bytes"] = body.count(b"\xef\xbf\xbd") - before
-    if b"\\ud" in body or b"\\uD" in body:
-        count = 0
+    if body.isascii():
+        return body, {}
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        before = body.count(b"\xef\xbf\xbd")
+        body = body.decode("utf-8", "replace").encode()
+        return body, {"replaced_bytes": body.count(b"\xef\xbf\xbd") - before}
+    return body, {}
 
-        def mend(match: re.Match[bytes]) -> bytes:
-            nonlocal count
-            high, low, lone_low = match.groups()
-            if (high and not low) or lone_low:
-                count += 1
-                return rb"\ufffd"
+
+def mend(body: bytes) -> tuple[bytes, dict[str, int]]:
+    """Replace halves of surrogate pairs by U+FFFD and bare NaN or Infinity by null.
+
+    Returns:
+        The bytes, and how many of each: ``replaced_surrogates``, ``replaced_nonfinite``. Empty
+        when there was nothing to mend.
+    """
+    surrogates = nonfinite = 0
+
+    def mend_escape(match: re.Match[bytes]) -> bytes:
+        nonlocal surrogates
+        high, low, lone_low = match.groups()
+        if (high and not low) or lone_low:
+            surrogates += 1
+            return rb"\ufffd"
+        return match.group()
+
+    def mend_number(match: re.Match[bytes]) -> bytes:
+        nonlocal nonfinite
+        if match.group().startswith(b'"'):
             return match.group()
+        nonfinite += 1
+        return NULL
 
-        body = _ESCAPE.sub(mend, body)
-        if count:
-            notes["replaced_surrogates"] = count
-    return body, notes
+    if b"\\ud" in body or b"\\uD" in body:
+        body = _ESCAPE.sub(mend_escape, body)
+    if b"NaN" in body or b"Infinity" in body:
+        body = _NONFINITE.sub(mend_number, body)
+    counts = {"replaced_surrogates": surrogates, "replaced_nonfinite": nonfinite}
+    return body, {name: count for name, count in counts.items() if count}
 
 
 _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _NONFINITE = re.compile(_STRING + rb"|-?\b(?:NaN|Infinity)\b", re.DOTALL)
-
-
-def null_nonfinite(body: bytes) -> tuple[bytes, int]:
-    """Write null where the body has a bare ``NaN`` or ``Infinity``; also how many there were."""
-    if b"NaN" not in body and b"Infinity" not in body:
-        return body, 0
-    count = 0
-
-    def mend(match: re.Match[bytes]) -> bytes:
-        nonlocal count
-        if match.group().startswith(b'"'):
-            return match.group()
-        count += 1
-        return NULL
-
-    return _NONFINITE.sub(mend, body), count
 
 
 _STRUCTURE = re.compile(_STRING + rb"|[\[\]{},:]", re.DOTALL)

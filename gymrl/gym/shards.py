@@ -8,6 +8,7 @@ compares a prompt's rollouts waits for all of them in one process.
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -90,7 +91,8 @@ def plan_shards(
 
     Raises:
         ConfigError: A shard names an unknown server, two shards host one route, a server is left
-            out, a slice refers to a server outside it, or a shard's name is empty or has a slash.
+            out, a slice refers to a server outside it, or a shard's name has other characters than
+            letters, digits and ``_.-``.
     """
     if not shards:
         labels = instance_labels(DEFAULT_SHARD, replicas)
@@ -122,9 +124,9 @@ def plan_shards(
 def _check_shard(
     name: str, shard: ShardConfig, config: GymConfig, hosted_by: dict[str, str]
 ) -> None:
-    if not name or "/" in name:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise ConfigError(
-            f"shards: {name!r} is no name for a shard; use a non-empty one without a slash",
+            f"shards: {name!r} is no name for a shard; use letters, digits and _ . -",
             setting="shards",
         )
     for server in shard.servers:

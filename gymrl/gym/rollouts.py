@@ -1,0 +1,179 @@
+"""Many rows at once: each to its outcome, the outcomes as one stream."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from gymrl.concurrency import OwnedTasks
+from gymrl.gym.client import GymClient, failure_of
+from gymrl.gym.episode import DecodeFunction, EpisodeOptions, read_episode
+from gymrl.telemetry import Timer
+from gymrl.types import Failure, RowResult, Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from gymrl.gym.registry import RouteTable
+    from gymrl.types import Row
+
+logger = logging.getLogger(__name__)
+
+INLINE_BYTES = 128 << 10
+"""Larger answers are read in a thread. Reading this much takes about a millisecond."""
+
+PROGRESS_INTERVAL_S = 30.0
+
+
+class RowServer:
+    """Takes rows to their outcomes.
+
+    Args:
+        client: Posts them.
+        table: Says where.
+        options: How answers are read.
+        decode: Fills texts; None leaves them out.
+        max_connections: Rows under way at a time; 0: no limit. A row's deadline begins when its
+            turn comes, not while it waits for it.
+    """
+
+    def __init__(
+        self,
+        client: GymClient,
+        table: RouteTable,
+        options: EpisodeOptions,
+        decode: DecodeFunction | None,
+        max_connections: int = 0,
+    ) -> None:
+        self._client = client
+        self._table = table
+        self._options = options
+        self._decode = decode
+        self._slots = anyio.CapacityLimiter(max_connections or math.inf)
+        # Reading holds the interpreter most of the time: more threads would not read faster, they
+        # would only take more turns from the event loop.
+        self._readers = anyio.CapacityLimiter(1)
+
+    def agent_of(self, row: Row) -> str:
+        """The agent that serves a row; its route as it stands where that is unknown."""
+        return self._table.agent_of(row.route) if row.route in self._table.routes else row.route
+
+    async def serve(self, row: Row, timer: Timer) -> RowResult:
+        """One row's outcome. Only cancellation gets out of here as an exception."""
+        agent = self.agent_of(row)
+        outcome: Trajectory | Failure
+        try:
+            outcome = await self._outcome(row, agent, timer)
+        except Exception as error:  # noqa: BLE001 - the failure is the result, with its traceback
+            outcome = failure_of(error, row=row.index, agent=agent)
+        return RowResult(index=row.index, agent=agent, outcome=outcome)
+
+    async def _outcome(self, row: Row, agent: str, timer: Timer) -> Trajectory:
+        url = self._table.run_url(row.route)
+        waiting_since = time.perf_counter()
+        async with self._slots:
+            timer.add("wait_for_connection", time.perf_counter() - waiting_since)
+            body = await self._client.run(url, row, agent)
+        read = partial(
+            read_episode,
+            body,
+            agent=agent,
+            row=row.index,
+            options=self._options,
+            decode=self._decode,
+        )
+        if len(body) <= INLINE_BYTES:
+            with timer.span("postprocess_results"):
+                return read()
+        return await anyio.to_thread.run_sync(_timed(read, timer), limiter=self._readers)
+
+
+def _timed(read: partial[Trajectory], timer: Timer) -> partial[Trajectory]:
+    def run() -> Trajectory:
+        with timer.span("postprocess_results"):
+            return read()
+
+    return partial(run)
+
+
+async def stream_rows(
+    server: RowServer, rows: Sequence[Row], timer_prefix: str
+) -> AsyncGenerator[RowResult, None]:
+    """Outcomes in the order of completion; the last one carries the timings.
+
+    Timings, in seconds: ``total`` (the whole call), ``run_rollouts`` (until the last row was
+    there), ``await_results`` (waiting for rows), ``postprocess_results`` (reading answers, summed
+    over rows), ``wait_for_connection`` (rows waiting for their turn, summed) and
+    ``postprocess_results_pct`` (reading's share of the total, in percent).
+
+    Closing the generator cancels the rows that are under way and waits for their end.
+    """
+    if not rows:
+        return
+    started = time.perf_counter()
+    timer = Timer()
+    for name in ("await_results", "postprocess_results", "wait_for_connection"):
+        timer.add(name, 0.0)
+    send, receive = anyio.create_memory_object_stream[RowResult](math.inf)
+    errors: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        errors.append(error)
+        send.close()
+
+    tasks = OwnedTasks("rollouts", on_error=fail)
+
+    async def one(row: Row) -> None:
+        send.send_nowait(await server.serve(row, timer))
+
+    waiting = Counter(server.agent_of(row) for row in rows)
+    try:
+        _ = tasks.start(_report_progress(waiting, len(rows), started), "progress")
+        for row in rows:
+            _ = tasks.start(one(row), f"row {row.index}")
+        for remaining in range(len(rows) - 1, -1, -1):
+            with timer.span("await_results"):
+                result = await receive.receive()
+            waiting[result.agent] -= 1
+            if not remaining:
+                result = msgspec.structs.replace(
+                    result, timings=_timings(timer, started, timer_prefix)
+                )
+            yield result
+    except anyio.EndOfStream:
+        raise errors[0] from None
+    finally:
+        send.close()
+        receive.close()
+        with anyio.CancelScope(shield=True):
+            await tasks.close()
+
+
+def _timings(timer: Timer, started: float, prefix: str) -> dict[str, float]:
+    total = time.perf_counter() - started
+    seconds = timer.seconds() | {"total": total, "run_rollouts": total}
+    share = 100.0 * seconds["postprocess_results"] / total if total else 0.0
+    seconds["postprocess_results_pct"] = share
+    return {f"{prefix.rstrip('/')}/{name}": value for name, value in seconds.items()}
+
+
+async def _report_progress(waiting: Counter[str], count: int, started: float) -> None:
+    """Say now and then which agents the call still waits for, the slowest first."""
+    while True:
+        await anyio.sleep(PROGRESS_INTERVAL_S)
+        slowest = ", ".join(f"{agent}: {n}" for agent, n in waiting.most_common(3) if n > 0)
+        logger.info(
+            "%d of %d rows after %.0f s; waiting for %s",
+            count - waiting.total(),
+            count,
+            time.perf_counter() - started,
+            slowest,
+        )

@@ -1,0 +1,365 @@
+"""Start, watch and stop the servers of one worker.
+
+Each instance of a configuration becomes a :class:`ServedInstance` of one of three kinds: an
+embedded server (``entrypoint: package.module:Class``), which runs here; a server that somebody else
+runs at the ``host`` and ``port`` it names; and a model, of which only the address matters. A kind
+that starts real Gym servers in their own interpreter fits in beside them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+import anyio.to_thread
+
+from gymrl.concurrency import close_within, gather_bounded
+from gymrl.errors import ConfigError, RolloutFailure, ServerDiedError, ServerStartError
+from gymrl.gym.embedded.base import EmbeddedServer, Peers
+from gymrl.gym.listener import Listener, PortRange
+from gymrl.gym.registry import (
+    AGENTS,
+    MODELS,
+    InstanceConfig,
+    RegistryServer,
+    RouteTable,
+    read_instances,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gymrl.config import GymConfig
+    from gymrl.gym.client import HttpPool
+
+POLICY_MODEL = "policy_model"
+PROBE_INTERVAL_S = 0.1
+PROBE_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 5.0
+
+_ENTRYPOINT = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+
+
+class ServedInstance(Protocol):
+    """A server instance that has an address."""
+
+    config: InstanceConfig
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        ...
+
+    async def start(self) -> None:
+        """Make it listen; :attr:`url` is known after. Does not wait until it answers."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop it; nothing of it remains. Safe to call twice."""
+        ...
+
+
+class EmbeddedInstance:
+    """A server of ours in this event loop."""
+
+    def __init__(self, config: InstanceConfig, server: EmbeddedServer, ports: PortRange) -> None:
+        self.config = config
+        self._server = server
+        self._listener = Listener(server.application(), ports)
+        self._opened = False
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self._listener.url
+
+    async def start(self) -> None:
+        """Open the server and listen."""
+        await self._server.open()
+        self._opened = True
+        await self._listener.start()
+
+    async def stop(self) -> None:
+        """Cancel its requests, stop listening, close the server."""
+        await self._listener.stop()
+        if self._opened:
+            self._opened = False
+            await self._server.close()
+
+
+class RemoteInstance:
+    """A server that somebody else runs."""
+
+    def __init__(self, config: InstanceConfig) -> None:
+        self.config = config
+        self.url = RouteTable({config.name: {config.kind: {config.impl: config.block}}}).url_of(
+            config.name
+        )
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+
+class ServerSet:
+    """All servers of one worker.
+
+    Args:
+        config: The worker's configuration.
+    """
+
+    def __init__(self, config: GymConfig) -> None:
+        self._config = config
+        self._ports = PortRange(config.host, config.port_range_low, config.port_range_high)
+        self._instances: list[ServedInstance] = []
+        self._registry = RegistryServer()
+        self._registry_listener = Listener(self._registry.application(), self._ports)
+        self.table = RouteTable({})
+
+    @property
+    def registry_url(self) -> str:
+        """Address of the registry server."""
+        return self._registry_listener.url
+
+    async def start(self, pool: HttpPool, base_urls: Sequence[str], model_name: str) -> None:
+        """Start every instance and wait until each answers.
+
+        On failure or cancellation everything that was started is stopped.
+
+        Args:
+            pool: For probing.
+            base_urls: The policy's OpenAI-compatible servers, with ``/v1``.
+            model_name: What agents put into ``model``.
+
+        Raises:
+            ConfigError: An instance cannot be made from its block.
+            ServerStartError: Names the instance that failed or was not ready in time.
+        """
+        try:
+            await self._start(pool, [url.rstrip("/") for url in base_urls], model_name)
+        except BaseException:
+            await close_within(self.stop(), STOP_TIMEOUT_S, "servers after a failed start")
+            raise
+
+    async def _start(self, pool: HttpPool, base_urls: list[str], model_name: str) -> None:
+        seconds = self._config.spinup_timeout_s
+        waiting: set[str] = set()
+        with anyio.move_on_after(seconds) as scope:
+            await self._registry_listener.start()
+            peers = Peers(model_name)
+            instances = read_instances(self._config.servers)
+            _introduce_models(peers, instances, base_urls)
+            waiting |= instances.keys()
+            for config in instances.values():
+                if config.kind != MODELS:
+                    self._instances.append(await self._make(config, peers))
+            for instance in self._instances:
+                await self._start_one(instance)
+                peers.set(instance.config.name, instance.url)
+            _check_references(instances, peers)
+            probes = {i.config.name: f"{i.url}/livez" for i in self._instances}
+            probes |= {f"{POLICY_MODEL} ({url})": f"{url}/models" for url in base_urls}
+            waiting.clear()
+            waiting |= probes.keys()
+            await gather_bounded(
+                lambda item: _wait_until_up(pool, *item, waiting), sorted(probes.items())
+            )
+        if scope.cancelled_caught:
+            raise ServerStartError(
+                f"not ready within {seconds:g} s (set by gym.spinup_timeout_s): "
+                f"{', '.join(sorted(waiting))}",
+                instance=sorted(waiting)[0] if waiting else None,
+            )
+        self._publish(instances, base_urls, model_name)
+
+    async def _make(self, config: InstanceConfig, peers: Peers) -> ServedInstance:
+        entrypoint = config.block.get("entrypoint")
+        match = _ENTRYPOINT.fullmatch(entrypoint) if isinstance(entrypoint, str) else None
+        if match is None:
+            if config.block.get("port") is not None:
+                return RemoteInstance(config)
+            raise ConfigError(
+                f"instance {config.name!r}: entrypoint {entrypoint!r} is not one of ours "
+                "(package.module:Class), and it names no host and port of a server that runs; "
+                "start it elsewhere and give its address, or its registry as registry_url",
+                setting=config.name,
+            )
+        # Importing an environment may take seconds and must not hold the loop.
+        server_class = await anyio.to_thread.run_sync(
+            _load, config.name, match.group(1), match.group(2)
+        )
+        if server_class.kind != config.kind:
+            raise ConfigError(
+                f"instance {config.name!r} stands under {config.kind}, but {entrypoint} belongs "
+                f"under {server_class.kind}",
+                setting=config.name,
+            )
+        ports = self._ports.fixed(config.block.get("host"), config.block.get("port"))
+        return EmbeddedInstance(config, server_class(config.name, config.block, peers), ports)
+
+    async def _start_one(self, instance: ServedInstance) -> None:
+        name = instance.config.name
+        try:
+            await instance.start()
+        except (OSError, RolloutFailure) as error:
+            raise ServerStartError(
+                f"server {name!r} could not start: {error}", instance=name
+            ) from error
+
+    def _publish(
+        self, instances: dict[str, InstanceConfig], base_urls: list[str], model_name: str
+    ) -> None:
+        config = copy.deepcopy(dict(self._config.servers))
+        rows = []
+        addresses = {i.config.name: i.url for i in self._instances}
+        if base_urls and POLICY_MODEL not in instances:
+            block = {"entrypoint": "external", "base_url": base_urls[0], "model": model_name}
+            config[POLICY_MODEL] = {MODELS: {"external": block}}
+        for instance in read_instances(config).values():
+            url = addresses.get(instance.name)
+            if url is None and instance.name == POLICY_MODEL and base_urls:
+                url = base_urls[0]
+            if url is None:
+                continue
+            host, port = split_address(url)
+            config[instance.name][instance.kind][instance.impl] |= {"host": host, "port": port}
+            rows.append(_registry_row(instance, host, port))
+        config |= {"policy_base_url": list(base_urls), "policy_model_name": model_name}
+        host, port = split_address(self.registry_url)
+        config["head_server"] = {"host": host, "port": port}
+        self.table = RouteTable(config)
+        self._registry.publish(config, rows)
+
+    async def check(self, pool: HttpPool) -> None:
+        """Ask every server whether it lives.
+
+        Raises:
+            ServerDiedError: One does not answer; names it.
+        """
+        addresses = {i.config.name: i.url for i in self._instances}
+        await check_alive(pool, {"registry": self.registry_url, **addresses})
+
+    async def stop(self) -> None:
+        """Stop everything, the last started first. Safe to call twice."""
+        instances, self._instances = self._instances, []
+        for instance in reversed(instances):
+            await close_within(instance.stop(), STOP_TIMEOUT_S, f"server {instance.config.name}")
+        await self._registry_listener.stop()
+
+
+async def check_alive(pool: HttpPool, addresses: dict[str, str]) -> None:
+    """GET ``/`` of every server; any status is life.
+
+    Raises:
+        ServerDiedError: One refuses connections or stays silent; names it.
+    """
+
+    async def check(item: tuple[str, str]) -> None:
+        name, url = item
+        problem: object = f"no answer within {PROBE_TIMEOUT_S:g} s"
+        with anyio.move_on_after(PROBE_TIMEOUT_S):
+            try:
+                await pool.get(f"{url}/")
+            except RolloutFailure as error:
+                problem = error
+            else:
+                return
+        raise ServerDiedError(f"server {name!r} is gone: {problem}", instance=name, url=url)
+
+    await gather_bounded(check, addresses.items())
+
+
+async def _wait_until_up(pool: HttpPool, name: str, url: str, waiting: set[str]) -> None:
+    while True:
+        try:
+            await pool.get(url)
+        except RolloutFailure:
+            await anyio.sleep(PROBE_INTERVAL_S)
+        else:
+            waiting.discard(name)
+            return
+
+
+def _load(instance: str, module: str, name: str) -> type[EmbeddedServer]:
+    try:
+        loaded = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"instance {instance!r}: entrypoint {module}:{name} cannot be imported: {error}",
+            setting=instance,
+        ) from error
+    if not (isinstance(loaded, type) and issubclass(loaded, EmbeddedServer)):
+        raise ConfigError(
+            f"instance {instance!r}: entrypoint {module}:{name} is no embedded server class",
+            setting=instance,
+        )
+    return loaded
+
+
+def _introduce_models(
+    peers: Peers, instances: dict[str, InstanceConfig], base_urls: list[str]
+) -> None:
+    roots = [url.removesuffix("/v1") for url in base_urls]
+    if roots:
+        peers.set(POLICY_MODEL, *roots)
+    for config in instances.values():
+        if config.kind != MODELS or (config.name == POLICY_MODEL and roots):
+            continue
+        base_url = config.block.get("base_url")
+        if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"model {config.name!r} needs a base_url that is a URL, not {base_url!r}",
+                setting=config.name,
+            )
+        peers.set(config.name, base_url.rstrip("/").removesuffix("/v1"))
+
+
+def _check_references(instances: dict[str, InstanceConfig], peers: Peers) -> None:
+    for config in instances.values():
+        if config.kind != AGENTS:
+            continue
+        for key in ("resources_server", "model_server"):
+            target = config.reference(key)
+            if target is None:
+                continue
+            try:
+                peers.url(target)
+            except ConfigError as error:
+                hint = "; give base_urls" if target == POLICY_MODEL else ""
+                raise ConfigError(
+                    f"instance {config.name!r}: {key}: {error}{hint}", setting=config.name
+                ) from error
+
+
+def split_address(url: str) -> tuple[str, int]:
+    """Host and port of a URL."""
+    found = re.match(r"(https?)://(?:\[([^\]]+)\]|([^:/]+))(?::(\d+))?", url)
+    if found is None:
+        raise ConfigError(f"{url!r} is no URL of a server", setting="base_urls")
+    scheme, ipv6, name, port = found.groups()
+    return ipv6 or name, int(port) if port else (443 if scheme == "https" else 80)
+
+
+def _registry_row(instance: InstanceConfig, host: str, port: int) -> dict[str, Any]:
+    return {
+        "config_path": instance.name,
+        "dir_path": "",
+        "entrypoint": instance.block.get("entrypoint"),
+        "host": host,
+        "name": instance.impl,
+        "pid": os.getpid(),
+        "port": port,
+        "process_name": instance.name,
+        "server_type": instance.kind,
+        "start_time": time.time(),
+        "status": None,
+        "uptime_seconds": None,
+        "url": f"http://{host}:{port}",
+    }
