@@ -32,6 +32,7 @@
     │   ├── GenerationTransportError            a server that generates could not be reached, or broke off
     │   ├── GeneratorDiedError                  the engine's process ended
     │   └── WeightUpdateError                   new weights were not taken; says which ones serve
+    ├── EnvironmentContractError (ValueError)   an environment's step is not what the protocol says
     ├── ServerError (RuntimeError)           a server of ours: names the instance and the URL
     │   ├── ServerStartError
     │   └── ServerDiedError
@@ -287,6 +288,12 @@ class WeightUpdateError(GenerationError):
     version: str | None = None
     serving: str | None = None
     source: str | None = None
+
+
+class EnvironmentContractError(GymrlError, ValueError):
+    """What an environment's step returned is not what the protocol says; the run ends."""
+
+    task_name: str | None = None
 
 
 class ServerError(GymrlError, RuntimeError):
