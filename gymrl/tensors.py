@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gymrl.errors import RewardContractError, RowValueError
-from gymrl.scoring.masks import hit_max_tokens
+from gymrl.scoring import env_reward, hit_max_tokens
+from gymrl.scoring.length_penalty.apply import PREFIX
 from gymrl.types import Failure, Trajectory
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gymrl.types import RolloutGroup, Row
-
-LENGTH_PENALTY_RULE = "length_penalty"
-"""Ledger entries of this name (or below it, after a slash) come after `env_reward`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +59,7 @@ class RolloutBatch:
     ``length``          int64 ``[B]``: tokens of the first prompt
     ``loss_multiplier`` float32 ``[B]``: 1, but 0 for a failed row
     ``total_reward``    float32 ``[B]``: after the last rule; 0 where `reward_valid` is false
-    ``env_reward``      float32 ``[B]``: before the length penalty, when one was applied
+    ``env_reward``      float32 ``[B]``: before the length penalty, where there is one
     ``truncated``       bool ``[B]``: a token limit cut the rollout off
     ``mask_sample``     bool ``[B]``: leave the sample out of the loss
     ``reward/<name>``   float32 ``[B]``: the verifier's component, 0 where a sample has none
@@ -136,6 +134,7 @@ def to_batch(
     max_total_tokens: int | None = None,
     mask_flagged_samples: bool = True,
     pad_to_multiple: int = 1,
+    with_env_reward: bool | None = None,
 ) -> RolloutBatch:
     """Make one batch of groups, in the order given.
 
@@ -149,6 +148,7 @@ def to_batch(
         mask_flagged_samples: Carry ``mask_sample``. False leaves the column out, for environments
             whose flags are too coarse; failed rows train nothing either way.
         pad_to_multiple: T is rounded up to a multiple of it.
+        with_env_reward: Whether there is a column `env_reward`; None: if a length rule spoke.
 
     Raises:
         RowValueError: There is no group, or `pad_to_multiple` is not positive.
@@ -170,7 +170,7 @@ def to_batch(
         "message_log": [sample.messages for sample in samples],
         "length": torch.tensor([s.messages[0]["token_ids"].shape[0] for s in samples]),
         "loss_multiplier": _floats(float(s.trajectory is not None) for s in samples),
-        **_reward_columns(samples),
+        **_reward_columns(samples, with_env_reward),
         "truncated": torch.tensor(
             [
                 s.trajectory is not None and hit_max_tokens(s.trajectory, max_total_tokens)
@@ -285,30 +285,24 @@ def _placeholder(row: Row, group: int, pad_token_id: int) -> _Sample:
     )
 
 
-def _reward_columns(samples: Sequence[_Sample]) -> dict[str, torch.Tensor]:
+def _reward_columns(
+    samples: Sequence[_Sample], with_env_reward: bool | None
+) -> dict[str, torch.Tensor]:
     rewards = [None if s.trajectory is None else s.trajectory.reward for s in samples]
     columns = {"total_reward": _floats(0.0 if r is None else r.total for r in rewards)}
     given = [reward for reward in rewards if reward is not None]
-    if any(_is_length_rule(entry.rule) for reward in given for entry in reward.adjustments):
-        columns["env_reward"] = _floats(
-            0.0
-            if reward is None
-            else next(
-                (e.value for e in reversed(reward.adjustments) if not _is_length_rule(e.rule)),
-                reward.verifier,
-            )
-            for reward in rewards
+    if with_env_reward is None:
+        with_env_reward = any(
+            entry.rule.startswith(PREFIX) for reward in given for entry in reward.adjustments
         )
+    if with_env_reward:
+        columns["env_reward"] = _floats(0.0 if r is None else env_reward(r) for r in rewards)
     for name in sorted({name for reward in given for name in reward.components or {}}):
         columns[f"reward/{name}"] = _floats(
             0.0 if r is None else (r.components or {}).get(name, 0.0) for r in rewards
         )
     columns["reward_valid"] = torch.tensor([reward is not None for reward in rewards])
     return columns
-
-
-def _is_length_rule(rule: str) -> bool:
-    return rule == LENGTH_PENALTY_RULE or rule.startswith(f"{LENGTH_PENALTY_RULE}/")
 
 
 def _token_tensor(token_ids: npt.NDArray[np.int32]) -> torch.Tensor:

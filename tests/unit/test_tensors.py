@@ -210,12 +210,19 @@ def test_reward_components_are_the_union_over_the_batch_sorted():
 
 
 def test_env_reward_is_the_reward_before_the_length_penalty():
-    shaped = Reward(1.0, None, (Adjustment("effort", 1.5), Adjustment("length_penalty", 0.75)))
+    shaped = Reward(
+        1.0, None, (Adjustment("effort", 1.5), Adjustment("length_penalty/total", 0.75))
+    )
     batch = batch_of(
         trajectory((1, 1), reward=shaped), trajectory((1, 1), reward=Reward(1.0)), failure()
     )
     assert batch.final_batch["total_reward"].tolist() == [0.75, 1.0, 0.0]
     assert batch.final_batch["env_reward"].tolist() == [1.5, 1.0, 0.0]
+
+
+def test_env_reward_is_there_on_demand_where_no_length_rule_spoke():
+    batch = batch_of(trajectory((1, 1), reward=Reward(0.5)), with_env_reward=True)
+    assert batch.final_batch["env_reward"].tolist() == [0.5]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

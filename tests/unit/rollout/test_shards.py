@@ -228,7 +228,7 @@ ALL = ("math", "math_agent", "code", "code_agent")
             {"a": ("math", "code_agent"), "b": ("code", "math_agent")},
             "lives in another shard",
         ),
-        ({"a/b": ALL}, "without a slash"),
+        ({"a/b": ALL}, "no name for a shard"),
         ({"": ALL}, "no name for a shard"),
     ],
 )

@@ -1,0 +1,222 @@
+"""``RolloutEngine``: dataset rows in, groups of scored trajectories out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+from gymrl.rollout.fleet import Fleet
+from gymrl.rollout.prepare import GroupSizes, prepare_rows, repeat_rows
+from gymrl.rollout.progress import Progress
+from gymrl.rollout.run import Batch, Run
+from gymrl.scoring import ScoringConfig, resolve_scoring
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from types import TracebackType
+
+    from gymrl.config import RolloutConfig, SamplingParams
+    from gymrl.rollout.progress import RolloutObserver
+    from gymrl.types import RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutEngine:
+    """Starts the generator and the Gym workers, and runs rows through them.
+
+    ::
+
+        async with RolloutEngine(config) as engine:
+            async for group in engine.stream(rows, num_generations=8):
+                train_on(group)
+
+    Entering starts every process under one deadline; leaving ends them all. The two may happen in
+    different tasks of one event loop, and any number of streams may run at once.
+
+    Args:
+        config: What to start, how to sample, what a failed row means.
+        scoring: Shaping, penalties and length rules; None: the verifier's reward as it is.
+        encode: Text to token ids, without special tokens added; needed by rules that count or
+            look for tokens.
+        observer: Told of rows and groups as they happen.
+        fleet: The processes to use; None starts what `config` says.
+
+    Attributes:
+        progress: Counters over all streams since the engine was entered.
+
+    Raises:
+        ConfigError: The shards or the scoring can't work.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        *,
+        scoring: ScoringConfig | None = None,
+        encode: Callable[[str], Sequence[int]] | None = None,
+        observer: RolloutObserver | None = None,
+        fleet: Fleet | None = None,
+    ) -> None:
+        self.config = config
+        self.progress = Progress()
+        self._scoring_config = scoring or ScoringConfig()
+        self._encode = encode
+        resolve_scoring(self._scoring_config, encode)  # refuses what can't work, before any process
+        self._observer = observer
+        self._fleet = fleet or Fleet(config)
+        self._batches: set[Batch] = set()
+        self._has_warned = False
+
+    async def __aenter__(self) -> Self:
+        self.progress = Progress()
+        await self._fleet.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for batch in list(self._batches):
+            await batch.close()
+        await self._fleet.close()
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """Every name that a row may route to, sorted.
+
+        Raises:
+            RuntimeError: The engine is not entered.
+        """
+        return self._fleet.shards.routes
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The generator's context in tokens; None where it is someone else's server."""
+        return self._fleet.max_model_len
+
+    def stream(
+        self,
+        rows: Sequence[dict[str, Any]],
+        *,
+        num_generations: int = 1,
+        sampling: SamplingParams | None = None,
+        training: bool = True,
+    ) -> AsyncGenerator[RolloutGroup, None]:
+        """Groups in completion order, while slower ones still run.
+
+        Rows are checked, all of them, before this returns; requests go out with the first group
+        asked for. Leaving early (``aclose``, or cancellation of the consumer) ends everything in
+        flight.
+
+        Args:
+            rows: One dictionary a prompt. Not changed.
+            num_generations: Attempts at each prompt; they are one group.
+            sampling: The profile to use; None: the configuration's.
+            training: False for validation, which stays without the length penalty.
+
+        Yields:
+            One group a prompt. The last one has the timings of all instances, merged, unless it
+            was dropped; they are in `progress` too.
+
+        Raises:
+            RowTypeError, RowValueError: A row is refused; nothing has run.
+            UnsupportedOptionError: A sampling option that does not reach the model through Gym.
+            RolloutStreamError: An instance failed, or a row under the policy ``raise``.
+            RolloutRedispatchExhausted: A row spent its infra budget.
+            IncompleteStreamError: Rows are missing at the end.
+            DeadlineExceeded: Nothing arrived for `no_progress_timeout_s`.
+            RuntimeError: The engine is not entered.
+        """
+        repeated = repeat_rows(rows, num_generations)
+        return self.stream_repeated(
+            repeated, GroupSizes(group=num_generations), sampling=sampling, training=training
+        )
+
+    def stream_repeated(
+        self,
+        rows: Sequence[dict[str, Any]],
+        sizes: GroupSizes,
+        *,
+        sampling: SamplingParams | None = None,
+        training: bool = True,
+    ) -> AsyncGenerator[RolloutGroup, None]:
+        """As :meth:`stream`, for rows that are repeated already.
+
+        Args:
+            rows: One dictionary an attempt, the attempts at one prompt contiguous.
+            sizes: How many are gathered, kept on one instance, and one prompt; they may differ.
+            sampling: The profile to use; None: the configuration's.
+            training: False for validation.
+        """
+        shards = self._fleet.shards
+        profile = sampling or self.config.sampling
+        self._warn_of_limit(profile)
+        prepared = prepare_rows(
+            rows,
+            profile,
+            sizes,
+            routes=shards.routes or None,
+            seed=self.config.seed if profile.seed is None else profile.seed,
+        )
+        scoring = resolve_scoring(
+            self._scoring_config,
+            self._encode,
+            max_total_tokens=self.max_model_len,
+            training=training,
+        )
+        run = Run(self.config, shards, self.progress, self._observer)
+        return self._groups(Batch(run, prepared, sizes, scoring))
+
+    async def _groups(self, batch: Batch) -> AsyncGenerator[RolloutGroup, None]:
+        self._batches.add(batch)
+        try:
+            async with contextlib.aclosing(batch.groups()) as groups:
+                async for group in groups:
+                    yield group
+        finally:
+            self._batches.discard(batch)
+
+    async def run(
+        self,
+        rows: Sequence[dict[str, Any]],
+        *,
+        num_generations: int = 1,
+        sampling: SamplingParams | None = None,
+        training: bool = True,
+    ) -> list[RolloutGroup]:
+        """All groups in the order of `rows`; see :meth:`stream`.
+
+        Groups that the policy ``drop_group`` left out are missing from the list.
+        """
+        stream = self.stream(
+            rows, num_generations=num_generations, sampling=sampling, training=training
+        )
+        async with contextlib.aclosing(stream) as groups:
+            return sorted([group async for group in groups], key=lambda group: group.index)
+
+    async def health_check(self) -> None:
+        """Ask every process whether it and its servers are well.
+
+        Raises:
+            GymrlError: The first that is not, named.
+            DeadlineExceeded: One did not answer.
+            RuntimeError: The engine is not entered.
+        """
+        await self._fleet.health_check()
+
+    def _warn_of_limit(self, sampling: SamplingParams) -> None:
+        limit = self.max_model_len
+        asked = sampling.max_tokens
+        if self._has_warned or limit is None or asked is None or asked <= limit:
+            return
+        self._has_warned = True
+        logger.warning(
+            "sampling.max_tokens=%d is above the generator's context of %d tokens; "
+            "the context will end generations first",
+            asked,
+            limit,
+        )

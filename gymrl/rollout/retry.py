@@ -1,0 +1,129 @@
+"""What a failed row means: dispatch it again, keep the failure, or end the run.
+
+Two budgets a row, by whose fault the failure is. An infra failure (the fleet's) is dispatched again
+with a growing, jittered delay; when its budget is spent, the fleet is broken and the run ends. A
+data failure (the row's own) has few attempts; then the failure policy decides. So it does for a row
+that only ever timed out: a straggler says little about the fleet.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import gymrl.errors
+from gymrl.errors import (
+    GymrlError,
+    RolloutDataFailure,
+    RolloutFailure,
+    RolloutInfraFailure,
+    RolloutRedispatchExhausted,
+    RolloutStreamError,
+    RolloutTimeout,
+)
+from gymrl.types import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from gymrl.config import FailurePolicy
+
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
+
+
+class Attempts:
+    """Counts the dispatches of each row and decides after a failure.
+
+    Args:
+        max_infra: Dispatches of a row that may fail by the fleet's fault, the first included.
+        max_data: Dispatches of a row that may fail by its own.
+        jitter: Gives the delays' random part.
+    """
+
+    def __init__(self, max_infra: int, max_data: int, jitter: random.Random | None = None) -> None:
+        self._limits = {FailureKind.INFRA: max_infra, FailureKind.DATA: max_data}
+        self._failed: dict[int, dict[FailureKind, int]] = {}
+        self._jitter = jitter or random.Random()
+
+    def of(self, row: int) -> int:
+        """How often the row was dispatched so far."""
+        return 1 + sum(self._failed.get(row, {}).values())
+
+    def delay_before_next(self, row: int, failure: Failure) -> float | None:
+        """Count a failed attempt.
+
+        Returns:
+            Seconds to wait before the next dispatch; None: the row's budget is spent.
+        """
+        counts = self._failed.setdefault(row, dict.fromkeys(FailureKind, 0))
+        count = counts[failure.kind] + 1
+        if count >= self._limits[failure.kind]:
+            return None
+        counts[failure.kind] = count
+        if failure.kind is FailureKind.DATA:
+            return 0.0
+        ceiling = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (count - 1))
+        asked = failure.fields.get("retry_after_s")
+        wished = float(asked) if isinstance(asked, int | float) else 0.0
+        jittered: float = ceiling * self._jitter.uniform(0.5, 1.0)
+        return max(min(wished, LONGEST_DELAY_S), jittered)
+
+
+def located(failure: Failure, row: int, agent: str, instance: str, attempts: int) -> Failure:
+    """The failure with what only the driver knows of it."""
+    return msgspec.structs.replace(
+        failure, row=row, agent=failure.agent or agent, instance=instance, attempts=attempts
+    )
+
+
+def error_of(failure: Failure) -> RolloutFailure:
+    """The typed error that a failure was made of, as near as it can be told.
+
+    A class that is unknown here becomes :class:`~gymrl.errors.RolloutInfraFailure` or
+    :class:`~gymrl.errors.RolloutDataFailure`. The traceback of the raising side is a note on it.
+    """
+    cls: Any = getattr(gymrl.errors, failure.error, None)
+    known = isinstance(cls, type) and issubclass(cls, RolloutFailure)
+    if not known:
+        cls = RolloutInfraFailure if failure.kind is FailureKind.INFRA else RolloutDataFailure
+    facts = {
+        **failure.fields,
+        **{
+            name: value
+            for name in ("row", "turn", "agent", "instance", "url", "status", "attempts")
+            if (value := getattr(failure, name)) is not None
+        },
+    }
+    message = failure.message if known else f"{failure.error}: {failure.message}"
+    error: RolloutFailure = cls.rebuild(message, facts)
+    if failure.traceback:
+        error.add_note(f"where it was raised:\n{failure.traceback}")
+    return error
+
+
+def ends_run(failure: Failure, policy: FailurePolicy) -> bool:
+    """Whether a row whose budget is spent ends the run."""
+    if policy == "raise":
+        return True
+    return failure.kind is FailureKind.INFRA and failure.error != RolloutTimeout.__name__
+
+
+def run_error(failure: Failure) -> GymrlError:
+    """The error that ends a run for a row whose budget is spent, its cause chained."""
+    cause = error_of(failure)
+    where = f"row {failure.row} (agent {failure.agent!r}, instance {failure.instance!r})"
+    what = f"{failure.error}: {failure.message}"
+    error: GymrlError
+    if failure.kind is FailureKind.INFRA:
+        error = RolloutRedispatchExhausted(
+            f"{where} failed {failure.attempts} times, last with {what}",
+            row=failure.row,
+            attempts=failure.attempts,
+        )
+    else:
+        error = RolloutStreamError(
+            f"{where} failed: {what}", row=failure.row, instance=failure.instance
+        )
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,178 @@
+"""Rollouts for code without an event loop: the engine runs in a loop of its own, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+from anyio.from_thread import start_blocking_portal
+
+from gymrl.rollout.engine import RolloutEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from gymrl.config import RolloutConfig, SamplingParams
+    from gymrl.rollout.progress import Progress
+    from gymrl.types import RolloutGroup
+
+
+def collect(
+    config: RolloutConfig,
+    rows: Sequence[dict[str, Any]],
+    *,
+    num_generations: int = 1,
+    sampling: SamplingParams | None = None,
+) -> list[RolloutGroup]:
+    """Start an engine, run the rows, end it; groups in the order of `rows`.
+
+    For several calls use :class:`SyncRolloutEngine`, which starts its processes once.
+
+    Raises:
+        RuntimeError: Called where an event loop runs; use :class:`RolloutEngine` there.
+        GymrlError: What starting and running raise.
+    """
+    with SyncRolloutEngine(config) as engine:
+        return engine.run(rows, num_generations=num_generations, sampling=sampling)
+
+
+class SyncRolloutEngine:
+    """A :class:`RolloutEngine` for blocking code.
+
+    ::
+
+        with SyncRolloutEngine(config) as engine:
+            for group in engine.stream(rows, num_generations=8):
+                train_on(group)
+
+    Several threads may use it at once. Ctrl-C in a blocked call ends what that call had in flight.
+
+    Args:
+        config: As for :class:`RolloutEngine`.
+        **options: The engine's further keywords.
+    """
+
+    def __init__(self, config: RolloutConfig, **options: Any) -> None:
+        self._engine = RolloutEngine(config, **options)
+        self._stack: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        """Start the loop and the engine.
+
+        Raises:
+            RuntimeError: An event loop runs in this thread, or the engine is open already.
+        """
+        _refuse_running_loop()
+        if self._stack is not None:
+            raise RuntimeError("the engine is open already")
+        with contextlib.ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal("asyncio"))
+            stack.enter_context(self._portal.wrap_async_context_manager(self._engine))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.__exit__(kind, error, traceback)
+
+    @property
+    def progress(self) -> Progress:
+        """The engine's counters; read them from any thread."""
+        return self._engine.progress
+
+    def stream(
+        self,
+        rows: Sequence[dict[str, Any]],
+        *,
+        num_generations: int = 1,
+        sampling: SamplingParams | None = None,
+        training: bool = True,
+    ) -> Iterator[RolloutGroup]:
+        """Groups in completion order; see :meth:`RolloutEngine.stream`.
+
+        Leaving the loop early ends everything in flight when the iterator is closed or collected.
+        """
+        self._require_open()
+        start = functools.partial(
+            self._engine.stream,
+            rows,
+            num_generations=num_generations,
+            sampling=sampling,
+            training=training,
+        )
+        return self._iterate(self._portal.call(start))
+
+    def _iterate(self, stream: Any) -> Iterator[RolloutGroup]:
+        portal = self._portal
+        try:
+            while (group := self._next(stream)) is not None:
+                yield group
+        finally:
+            # An engine that was left meanwhile has ended the stream itself.
+            if self._stack is not None and self._portal is portal:
+                portal.call(stream.aclose)
+
+    def _next(self, stream: Any) -> RolloutGroup | None:
+        """The next group; Ctrl-C while waiting ends the stream before it is raised."""
+        scope = self._portal.call(anyio.CancelScope)
+        future = self._portal.start_task_soon(_next_of, stream, scope)
+        try:
+            group: RolloutGroup | None = future.result()
+            return group
+        finally:
+            if not future.done():
+                self._portal.call(scope.cancel)
+                concurrent.futures.wait([future])
+
+    def run(
+        self,
+        rows: Sequence[dict[str, Any]],
+        *,
+        num_generations: int = 1,
+        sampling: SamplingParams | None = None,
+        training: bool = True,
+    ) -> list[RolloutGroup]:
+        """All groups in the order of `rows`; see :meth:`RolloutEngine.run`."""
+        groups = self.stream(
+            rows, num_generations=num_generations, sampling=sampling, training=training
+        )
+        return sorted(groups, key=lambda group: group.index)
+
+    def health_check(self) -> None:
+        """See :meth:`RolloutEngine.health_check`."""
+        self._require_open()
+        self._portal.call(self._engine.health_check)
+
+    def _require_open(self) -> None:
+        _refuse_running_loop()
+        if self._stack is None:
+            raise RuntimeError("the engine is not open: use it inside `with`")
+
+
+async def _next_of(stream: Any, scope: anyio.CancelScope) -> RolloutGroup | None:
+    with scope:
+        group: RolloutGroup | None = await anext(stream, None)
+        return group
+    return None
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "an event loop runs in this thread, and a blocking call would stop it; "
+        "use RolloutEngine with `async with` there"
+    )
