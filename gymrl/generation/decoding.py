@@ -155,10 +155,11 @@ class DecodeBatch:
                 logits = logits[index]
                 cache.batch_select_indices(index)
             going_on = self._take_tokens(requests, logits)
+            if not going_on:
+                continue
             if len(going_on) < len(requests):
                 cache.batch_select_indices(torch.tensor(going_on, device=self._device))
-            if going_on:
-                self._merge([requests[i] for i in going_on], cache)
+            self._merge([requests[i] for i in going_on], cache)
 
     @torch.inference_mode()
     def step(self) -> None:

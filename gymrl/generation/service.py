@@ -52,9 +52,13 @@ class GenerationService(Actor):
         self._generator, tokenizer = await anyio.to_thread.run_sync(
             TransformersGenerator.load, config
         )
-        chat = await anyio.to_thread.run_sync(
-            ChatFormat.from_config, tokenizer, config, tuple(self._generator.end_ids)
-        )
+        try:
+            chat = await anyio.to_thread.run_sync(
+                ChatFormat.from_config, tokenizer, config, tuple(self._generator.end_ids)
+            )
+        except BaseException:
+            await close_within(self._generator.close(), CLOSE_TIMEOUT_S, "the generator")
+            raise
         self._policy = Policy(
             self._generator,
             chat,

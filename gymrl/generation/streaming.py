@@ -47,6 +47,7 @@ class TextStream:
 
     def __init__(self, chat: ChatFormat, stop: tuple[str, ...]) -> None:
         self._chat = chat
+        self._stop = stop
         self._held_back = max((len(text) - 1 for text in stop), default=0)
         self._ids: list[int] = []
         self._start = 0
@@ -63,7 +64,9 @@ class TextStream:
             return ""
         self._text += now[len(before) :]
         self._start, self._read = self._read, len(self._ids)
-        until = max(self._sent, len(self._text) - self._held_back)
+        found = [self._text.find(text, self._sent) for text in self._stop]
+        ends = [place for place in found if place >= 0] or [len(self._text) - self._held_back]
+        until = max(self._sent, min(ends))
         piece, self._sent = self._text[self._sent : until], until
         return piece
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -81,8 +81,9 @@ class TransformersGenerator:
             ConfigError: The model is not there, or is of a kind this generator can't run.
         """
         source = resolve_model(config.model)
+        with without_progress_bars():
+            model = load_model(source, config)
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model = load_model(source, config)
         end_ids = model_end_ids(model)
         if tokenizer.eos_token_id is not None:
             end_ids = [*end_ids, int(tokenizer.eos_token_id)]
@@ -218,6 +219,18 @@ def _in_this_loop(on_token: TokenCallback) -> TokenCallback:
             loop.call_soon_threadsafe(on_token, token_id, logprob)
 
     return deliver
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers' progress bars off the terminal, which shows the run's own."""
+    was_enabled = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers.utils.logging.enable_progress_bar()
 
 
 def load_model(source: str, config: GenerationConfig) -> Any:

@@ -13,6 +13,8 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from gymrl.generation.transformers import without_progress_bars
+
 CHATML_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
@@ -122,6 +124,7 @@ def build_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(target)
+    with without_progress_bars():
+        model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return target

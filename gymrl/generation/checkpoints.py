@@ -1,0 +1,139 @@
+"""Checkpoints on disk and in memory: what they hold, and a place on shared memory for tensors.
+
+An engine in another process reads weights from a directory. Tensors are therefore written, once, as
+a checkpoint on the machine's shared-memory file system, where the engine maps them. The directory's
+name carries the process that owns it; what a killed process left is swept at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from gymrl.errors import WeightUpdateError
+from gymrl.generation.weights import Manifest, WeightTensor, weight_files
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "gymrl-weights-"
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+
+
+def checkpoint_entries(directory: str | Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type of every tensor, read off the files' headers; no weight is read.
+
+    Raises:
+        WeightUpdateError: There are no safetensors files, one is cut short or is something else.
+    """
+    entries: dict[str, tuple[tuple[int, ...], str]] = {}
+    for file in weight_files(directory):
+        try:
+            with safetensors.safe_open(file, framework="numpy") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    view = opened.get_slice(name)
+                    dtype = _DTYPES.get(view.get_dtype(), view.get_dtype().lower())
+                    entries[name] = (tuple(view.get_shape()), dtype)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise WeightUpdateError(
+                f"{file} is no whole safetensors file: {error}", source=str(file)
+            ) from error
+    return entries
+
+
+def directory_manifest(directory: str | Path) -> Manifest:
+    """What checkpoints of the model in `directory` hold.
+
+    Raises:
+        WeightUpdateError: As :func:`checkpoint_entries`.
+    """
+    shapes = {name: shape for name, (shape, _) in checkpoint_entries(directory).items()}
+    config_file = Path(directory) / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    # Models of several parts keep the setting with their text model.
+    is_tied = any(c.get("tie_word_embeddings") for c in (config, config.get("text_config") or {}))
+    tied = frozenset({"lm_head.weight"}) if is_tied else frozenset[str]()
+    return Manifest(shapes=shapes, tied=tied)
+
+
+def model_manifest(model: torch.nn.Module) -> Manifest:
+    """What checkpoints of `model` hold; names that share their storage are tied."""
+    state = model.state_dict()
+    owners: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        if tensor.numel():
+            owners.setdefault(tensor.data_ptr(), []).append(name)
+    tied = {name for names in owners.values() for name in names[1:]}
+    return Manifest(
+        shapes={name: tuple(tensor.shape) for name, tensor in state.items()},
+        tied=frozenset(tied),
+    )
+
+
+def torch_tensor(tensor: WeightTensor) -> torch.Tensor:
+    """The tensor, over the array's own memory."""
+    data = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
+    return torch.from_numpy(data).view(getattr(torch, tensor.dtype))
+
+
+class StagedTensors:
+    """Tensors as a checkpoint on shared memory, until :meth:`remove`.
+
+    Args:
+        tensors: Copied here, once.
+
+    Raises:
+        WeightUpdateError: There is no room for them.
+    """
+
+    def __init__(self, tensors: Mapping[str, WeightTensor]) -> None:
+        size = sum(tensor.data.nbytes for tensor in tensors.values())
+        root = _roomy_directory(size)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=root))
+        try:
+            safetensors.torch.save_file(
+                {name: torch_tensor(tensor) for name, tensor in tensors.items()},
+                self.path / "model.safetensors",
+            )
+        except BaseException as error:
+            self.remove()
+            if isinstance(error, OSError | safetensors.SafetensorError | RuntimeError):
+                raise WeightUpdateError(f"can't stage {size} bytes in {root}: {error}") from error
+            raise
+
+    def remove(self) -> None:
+        """Give the memory back. Whoever maps it keeps it for as long. Safe to call twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _roomy_directory(size: int) -> Path:
+    candidates = [SHARED_MEMORY, Path(tempfile.gettempdir())]
+    for directory in candidates:
+        if directory.is_dir() and shutil.disk_usage(directory).free > size * 1.05:
+            return directory
+    raise WeightUpdateError(
+        f"neither {candidates[0]} nor {candidates[1]} has room for {size} bytes of weights; "
+        "enlarge the shared memory, or update from a directory"
+    )
+
+
+def sweep_staged() -> None:
+    """Remove what processes that are gone have left."""
+    for root in {SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        for directory in root.glob(f"{PREFIX}*"):
+            owner = directory.name.removeprefix(PREFIX).partition("-")[0]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(directory, ignore_errors=True)

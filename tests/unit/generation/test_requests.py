@@ -1,0 +1,180 @@
+import msgspec
+import pytest
+
+from gymrl.config import SamplingParams
+from gymrl.errors import ConfigError, GenerationRequestError
+from gymrl.generation.requests import (
+    ChatRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    check_text_format,
+    check_tool_choice,
+    convert,
+    decode_body,
+)
+
+
+def responses(**fields) -> ResponsesRequest:
+    return convert({"input": "hi", **fields}, ResponsesRequest)
+
+
+def test_extra_body_is_merged_into_the_request():
+    body = {"input": "hi", "metadata": {"extra_body": '{"seed": 7, "top_k": 5}', "note": "kept"}}
+    request = convert(decode_body(msgspec.json.encode(body)), ResponsesRequest)
+    sampling = request.sampling(None, "max_output_tokens")
+    assert (sampling.seed, sampling.top_k) == (7, 5)
+    assert request.metadata == body["metadata"]
+
+
+@pytest.mark.parametrize("extra", ["{bad", "[1]", "3", 5, "[" * 100_000])
+def test_an_extra_body_that_is_no_object_is_refused_by_name(extra):
+    body = msgspec.json.encode({"metadata": {"extra_body": extra}})
+    with pytest.raises(GenerationRequestError, match="extra_body") as caught:
+        decode_body(body)
+    assert caught.value.param == "metadata.extra_body"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"a": NaN}', b"[" * 100_000, b"<html>"])
+def test_a_body_that_is_no_json_is_refused(body):
+    with pytest.raises(GenerationRequestError, match="not valid JSON"):
+        decode_body(body)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"3"])
+def test_a_body_that_is_no_object_is_refused(body):
+    with pytest.raises(GenerationRequestError, match="an object is needed"):
+        decode_body(body)
+
+
+def test_a_lone_surrogate_becomes_the_replacement_character():
+    """raullenchai/Rapid-MLX#730: JSON can spell what UTF-8 can't."""
+    assert decode_body(b'{"input": "a\\ud800b \\ud83d\\ude00"}') == {"input": "a\ufffdb 😀"}
+
+
+@pytest.mark.parametrize("text", ["a\u0000b", "\ufeffx", "a\r\nb", "𠮷野家"])
+def test_unusual_characters_pass_as_they_are(text):
+    assert decode_body(msgspec.json.encode({"input": text})) == {"input": text}
+
+
+@pytest.mark.parametrize(
+    "cls", [ResponsesRequest, ChatRequest, TokenizeRequest], ids=lambda cls: cls.__name__
+)
+def test_every_optional_field_may_be_null(cls):
+    """NVIDIA-NeMo/Gym#1096."""
+    needed = {ResponsesRequest: {"input": "hi"}, ChatRequest: {"messages": []}}.get(cls, {})
+    nulls = {name: None for name in cls.__struct_fields__ if name not in needed}
+    request = convert({**nulls, **needed}, cls)
+    if cls is not TokenizeRequest:
+        assert request.sampling(None, "max_tokens") == SamplingParams()
+
+
+def test_every_optional_field_of_an_item_may_be_null():
+    from gymrl.generation.requests import ChatMessage, InputItem
+
+    nulls = dict.fromkeys(InputItem.__struct_fields__)
+    request = convert({"input": [{**nulls, "role": "user"}]}, ResponsesRequest)
+    assert request.input[0].role == "user"
+    nulls = dict.fromkeys(ChatMessage.__struct_fields__)
+    assert convert({"messages": [{**nulls, "role": "user"}]}, ChatRequest).messages
+
+
+def test_unknown_fields_are_tolerated():
+    assert responses(store=True, truncation="auto", something={"deep": [1]}).input == "hi"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": 3}, "input"),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
+        ({"input": [{"content": [{"text": []}]}]}, "input[0].content[0].text"),
+        ({"max_output_tokens": "many"}, "max_output_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"seed": 1.5}, "seed"),
+        ({"tools": {}}, "tools"),
+        ({"input": [{"prompt_token_ids": ["1"]}]}, "input[0].prompt_token_ids[0]"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_its_place(fields, param):
+    with pytest.raises(GenerationRequestError) as caught:
+        responses(**fields)
+    assert caught.value.param == param
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(GenerationRequestError, match="input") as caught:
+        convert({}, ResponsesRequest)
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("min_p", 0.1),
+        ("logit_bias", {"5": 1}),
+        ("structured_outputs", {"regex": "a"}),
+        ("top_logprobs", 5),
+    ],
+)
+def test_what_would_change_the_distribution_is_refused_and_its_neutral_value_is_not(name, value):
+    with pytest.raises(GenerationRequestError, match=name) as caught:
+        responses(**{name: value})
+    assert caught.value.param == name
+    neutral = {"repetition_penalty": 1.0, "logit_bias": {}, "structured_outputs": None}
+    responses(**{name: neutral.get(name, 0)})
+
+
+def test_sampling_reads_the_request():
+    request = responses(temperature=0.7, top_p=0.9, top_k=3, seed=1, stop="END", stop_token_ids=[4])
+    assert request.sampling(5, "max_output_tokens") == SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=3,
+        seed=1,
+        stop=("END",),
+        stop_token_ids=(4,),
+        max_tokens=5,
+    )
+
+
+@pytest.mark.parametrize("off", [0, -1, None])
+def test_top_k_can_be_off_in_the_ways_clients_write_it(off):
+    assert responses(top_k=off).sampling(None, "max_output_tokens").top_k is None
+
+
+def test_an_empty_stop_text_stops_nothing():
+    assert responses(stop=["", "x"]).sampling(None, "max_output_tokens").stop == ("x",)
+
+
+@pytest.mark.parametrize("limit", [0, -5])
+def test_a_limit_that_is_not_positive_is_refused_under_its_own_name(limit):
+    with pytest.raises(GenerationRequestError) as caught:
+        responses().sampling(limit, "max_output_tokens")
+    assert caught.value.param == "max_output_tokens"
+
+
+@pytest.mark.parametrize("fields", [{"temperature": -1}, {"top_p": 0}, {"top_k": -7}])
+def test_values_out_of_range_name_the_setting(fields):
+    with pytest.raises(ConfigError) as caught:
+        responses(**fields).sampling(None, "max_output_tokens")
+    assert caught.value.setting == next(iter(fields))
+
+
+def test_a_call_can_be_left_to_the_model_or_ruled_out_but_not_forced():
+    assert check_tool_choice(None)
+    assert check_tool_choice("auto")
+    assert not check_tool_choice("none")
+    for forced in ("required", {"type": "function", "name": "f"}):
+        with pytest.raises(GenerationRequestError, match="constrained decoding"):
+            check_tool_choice(forced)
+
+
+def test_structured_output_is_refused():
+    check_text_format(None, "text.format")
+    check_text_format({"type": "text"}, "text.format")
+    with pytest.raises(GenerationRequestError, match="json_schema"):
+        check_text_format({"type": "json_schema"}, "text.format")
