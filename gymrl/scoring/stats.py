@@ -2,7 +2,7 @@
 
 A group's numbers are kept as the values behind them. Groups of different sizes then combine into
 just what the whole batch would have given: sums and counts add up, percentiles come from the
-pooled values, and no mean is taken of means. Sums are :func:`math.fsum`, so the order in which
+pooled values, and no mean is taken of means. Sums are ``math.fsum``, so the order in which
 groups complete changes nothing, not even the last bit.
 """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gymrl.scoring.length_penalty.config import Band
 
 MODIFIED_Z_FACTOR = 0.6745
-"""The normal distribution's third quartile: makes the median deviation comparable to a sigma."""
+"""Third quartile of the normal distribution, which makes a MAD comparable to a deviation."""
 MIN_RELATIVE_MAD = 0.015
 """A group whose median deviation is a smaller share of its median has no outliers."""
 

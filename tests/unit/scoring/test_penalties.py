@@ -128,6 +128,7 @@ def test_unwanted_ids_are_required():
         ((1,), (5, 6), False),
         ((1,), (CLOSE,), True),
         ((OPEN, OPEN), (5, CLOSE), True),  # no such prompt
+        ((OPEN, OPEN), (CLOSE, CLOSE), True),
         ((CLOSE,), (5,), True),
     ],
 )

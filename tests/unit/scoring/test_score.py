@@ -1,8 +1,11 @@
 import copy
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -338,3 +341,27 @@ def test_the_order_of_completion_changes_nothing(batch, random):
 def test_a_total_is_a_finite_number_json_can_carry(before):
     for scored in score_group(before, resolved(**EVERYTHING)).trajectories:
         assert json.loads(json.dumps(scored.reward.total)) == scored.reward.total
+
+
+# The guide
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "rewards.md"
+
+
+def test_every_configuration_of_the_guide_is_one():
+    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        config = ScoringConfig.from_dict(yaml.safe_load(block))
+        resolve_scoring(config, list)
+
+
+def test_the_guides_example_does_what_it_says():
+    scoring = resolved(
+        penalties={"penalize_empty_final_answer": True},
+        length_penalty=chars(longest_total_penalty=0.25),
+    )
+    scored = score_group(group(sized(1.0, 0, 3), sized(1.0, 0, 5)), scoring)
+    reward = scored.trajectories[1].reward
+    assert ledger(scored.trajectories[1]) == [("length_penalty/longest_total_penalty", 0.75)]
+    assert (reward.verifier, env_reward(reward), reward.total) == (1.0, 1.0, 0.75)
