@@ -50,6 +50,8 @@ class MethodContract:
         arguments: A struct with one field a parameter; a field left unset takes the method's
             own default on the callee's side.
         result: The type of the result, or of one item of the stream.
+        arguments_root: What the path of an argument in an error begins with.
+        result_root: The same for the result, or an item.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class MethodContract:
     ) -> None:
         self.label = label
         self.name = function.__name__
+        self.arguments_root = f"{label}()"
+        self.result_root = f"the result of {label}" if kind == "call" else f"an item of {label}"
         self.kind: Literal["call", "stream"] = "stream" if kind == "stream" else "call"
         self.result: Any = _result_type(label, hints.get("return", Any), self.kind)
         parameters = list(inspect.signature(function).parameters.values())[1:]

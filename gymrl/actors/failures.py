@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 import gymrl.errors
-from gymrl.errors import GymrlError, RemoteError
+from gymrl.errors import ActorStartError, GymrlError, RemoteError
 
 MAX_TEXT = 64 * 1024
 MAX_CHAIN = 8
 MAX_GROUP = 16
+MAX_ERRORS = 64
 _PLAIN = (type(None), bool, int, float, str, bytes)
 # Rebuilt, these would end the caller's loop, generator or process instead of reporting.
 _NEVER_REBUILT = (StopIteration, StopAsyncIteration)
@@ -201,3 +202,19 @@ def _group(data: ErrorData, actor: str | None) -> Exception | None:
         return None
     message = data.args[0] if data.args else data.message
     return ExceptionGroup(str(message), [rebuild(member, actor) for member in data.members])
+
+
+def start_error(error: Exception, name: str) -> ActorStartError:
+    """The error of a set-up or an import as the reason why an actor did not start."""
+    remote = error if isinstance(error, RemoteError) else error.__cause__
+    trace = remote.remote_traceback if isinstance(remote, RemoteError) else None
+    kind = remote.remote_type if isinstance(remote, RemoteError) else type(error).__name__
+    text = remote.remote_message if isinstance(remote, RemoteError) else str(error)
+    start = ActorStartError(
+        f"{name} did not start: {kind}: {text}" + (f"\n\n{trace.rstrip()}" if trace else ""),
+        actor=name,
+        remote_type=kind,
+        remote_traceback=trace,
+    )
+    start.__cause__ = error
+    return start

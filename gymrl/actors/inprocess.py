@@ -17,7 +17,7 @@ import msgspec
 
 from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.codec import RoundTrip
-from gymrl.actors.failures import describe, rebuild
+from gymrl.actors.failures import describe, rebuild, start_error
 from gymrl.actors.handle import ActorHandle
 from gymrl.actors.streams import ActorStream, StreamState, Window
 from gymrl.concurrency import OwnedTasks
@@ -59,7 +59,7 @@ class InProcessHandle(ActorHandle):
         """Make the actor and run its set-up.
 
         Raises:
-            Exception: What the set-up raised.
+            ActorStartError: The set-up raised; its error is the cause.
         """
         contract = self.contract.setup
         arguments = self._crossing(contract, contract.bind((), setup, self._codec))
@@ -68,21 +68,21 @@ class InProcessHandle(ActorHandle):
             await contract.invoke(actor, arguments)
         except Exception as error:
             self._end = ActorClosedError(f"{self.name} did not start", actor=self.name)
-            raise self._as_seen_by_caller(error) from error
+            raise start_error(self._as_seen_by_caller(error), self.name) from error
         self._actor = actor
 
     def _crossing(self, contract: MethodContract, arguments: msgspec.Struct) -> msgspec.Struct:
         """The arguments as the callee would decode them."""
         try:
             crossed: msgspec.Struct = self._codec.round_trip(
-                arguments, contract.arguments, f"{contract.label}()"
+                arguments, contract.arguments, contract.arguments_root
             )
         except msgspec.ValidationError as error:
             raise EncodeError(f"{contract.label}(): {error}") from None
         return crossed
 
     def _result(self, contract: MethodContract, value: object) -> Any:
-        root = f"the result of {contract.label}"
+        root = contract.result_root
         try:
             return self._codec.round_trip(value, contract.result, root)
         except msgspec.ValidationError as error:

@@ -6,8 +6,11 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from gymrl.actors.actor import Actor, contract_of
+from gymrl.actors.codec import RoundTrip
 from gymrl.actors.inprocess import InProcessHandle
+from gymrl.actors.loading import locate, refuse_while_loading
 from gymrl.actors.options import SpawnOptions
+from gymrl.actors.remote import ProcessHandle
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -35,10 +38,14 @@ def spawn(
     Raises:
         TypeError: `cls` is no actor class, or set-up arguments are missing or unknown.
         EncodeError: A set-up argument or an annotation of the class cannot travel.
+        ActorStartError: A worker process cannot find the class.
     """
     chosen = options or SpawnOptions()
-    contract_of(cls)
+    contract = contract_of(cls)
+    contract.setup.bind((), setup, RoundTrip())
     name = chosen.name or f"{cls.__name__}-{next(_numbers)}"
+    if not in_process:
+        locate(cls, name)
     return Spawning(cls, name, in_process, chosen, setup)
 
 
@@ -69,7 +76,12 @@ class Spawning:
             ActorStartError: The class does not import, or the process does not come up.
             Exception: What the set-up raised.
         """
-        handle = InProcessHandle(self._cls, self._name, self._options)
+        refuse_while_loading(self._name)
+        handle: InProcessHandle | ProcessHandle
+        if self._in_process:
+            handle = InProcessHandle(self._cls, self._name, self._options)
+        else:
+            handle = ProcessHandle(self._cls, self._name, self._options)
         await handle.open(self._setup)
         self._handle = handle
         return handle

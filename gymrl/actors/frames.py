@@ -1,0 +1,413 @@
+"""Frames: a message, its payload and its arrays, as bytes of a link.
+
+::
+
+    magic u16 | flags u16 | head u32 | payload u64 | region u64 || head || payload || pad || region
+
+A frame with the flag `SEGMENT` carries, after its head, the number and size of a shared segment in
+which payload and region lie instead. Every length is checked against the limit before anything is
+allocated. Writing gathers small frames in one buffer, so that a burst of messages is one write;
+large ``bytes`` go beside it, uncopied.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from gymrl.actors.codec import (
+    DECODE_FAULTS,
+    ENCODE_FAULTS,
+    ValueEncoder,
+    aligned,
+    raw_bytes,
+)
+from gymrl.actors.messages import Message
+from gymrl.errors import EncodeError, FrameTooLargeError, ProtocolError, TornFrameError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gymrl.actors.segments import SegmentReceiver, SegmentSender
+
+    Deliver = Callable[[Any, memoryview, memoryview | None, int], None]
+
+HEADER = struct.Struct("<HHIQQ")
+MAGIC = 0x4E67
+SEGMENT = 1
+_REFERENCE = struct.Struct("<QQ")
+_BLANK = bytes(HEADER.size)
+_MAX_HEAD = 64 << 10
+_RING = 256 << 10
+# From this size on, bytes are not copied through msgpack.
+LARGE_BYTES = 64 << 10
+ABSENT: Final = object()
+
+_bin32 = struct.Struct(">BI")
+
+
+class LargeBytes:
+    """Takes large ``bytes`` out of a value before it is encoded, and puts them back into the flow.
+
+    In their places go short random marks; where a mark comes out in the payload, the bytes
+    themselves follow instead, so the receiver sees plain msgpack.
+    """
+
+    def __init__(self) -> None:
+        self._secret = os.urandom(16)
+        self._numbers = itertools.count()
+
+    def lift(self, value: Any, taken: dict[bytes, bytes]) -> Any:
+        """`value` with marks for its large bytes; `value` itself when it has none."""
+        if type(value) is bytes:
+            if len(value) < LARGE_BYTES:
+                return value
+            mark = self._secret + next(self._numbers).to_bytes(8, "big")
+            taken[mark] = value
+            return mark
+        if isinstance(value, msgspec.Struct):
+            return self._lift_fields(value, taken)
+        if type(value) in (list, tuple):
+            # The first item tells what a sequence holds: sequences of numbers are not walked.
+            if not value or type(value[0]) in (int, float, bool, str):
+                return value
+            items = [self.lift(item, taken) for item in value]
+            changed = any(new is not old for new, old in zip(items, value, strict=True))
+            return type(value)(items) if changed else value
+        if type(value) is dict:
+            lifted = {key: self.lift(item, taken) for key, item in value.items()}
+            changed = any(lifted[key] is not item for key, item in value.items())
+            return lifted if changed else value
+        return value
+
+    def _lift_fields(self, value: msgspec.Struct, taken: dict[bytes, bytes]) -> msgspec.Struct:
+        changed: msgspec.Struct | None = None
+        for name in value.__struct_fields__:
+            old = getattr(value, name)
+            new = self.lift(old, taken)
+            if new is not old:
+                changed = changed or copy.copy(value)
+                msgspec.structs.force_setattr(changed, name, new)
+        return changed or value
+
+
+def splice(payload: bytes, taken: dict[bytes, bytes]) -> list[bytes]:
+    """The payload in pieces, with the lifted bytes in the places of their marks."""
+    places = sorted((payload.index(mark), mark) for mark in taken)
+    pieces: list[bytes] = []
+    start = 0
+    for place, mark in places:
+        pieces.append(payload[start : place - 2])  # without the mark's own two-byte header
+        blob = taken[mark]
+        pieces.append(_bin32.pack(0xC6, len(blob)))
+        pieces.append(blob)
+        start = place + len(mark)
+    pieces.append(payload[start:])
+    return pieces
+
+
+class FrameWriter:
+    """Appends frames to what is to be sent next.
+
+    Args:
+        max_bytes: Limit of one frame.
+        segment_bytes: Frames at least this large go through shared memory.
+        segments: Where shared memory comes from; None: everything goes inline.
+    """
+
+    def __init__(
+        self, max_bytes: int, segment_bytes: int = 0, segments: SegmentSender | None = None
+    ) -> None:
+        self.segments = segments
+        self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._values = ValueEncoder()
+        self._heads = msgspec.msgpack.Encoder()
+        self._large = LargeBytes()
+        self._out = bytearray()
+        self._sealed: list[bytes | bytearray] = []
+
+    @property
+    def pending(self) -> int:
+        """Bytes in the open buffer; large parts beside it do not count."""
+        return len(self._out)
+
+    @property
+    def has_large_parts(self) -> bool:
+        """Whether something large waits beside the open buffer."""
+        return bool(self._sealed)
+
+    def take(self) -> list[bytes | bytearray]:
+        """All that waits to be sent, in order; it belongs to the caller."""
+        parts = self._sealed
+        if self._out:
+            parts.append(self._out)
+            self._out = bytearray()
+        self._sealed = []
+        return parts
+
+    def write(
+        self, head: Message, value: object = ABSENT, root: str = "value", with_bytes: bool = False
+    ) -> int:
+        """Append one frame.
+
+        Args:
+            head: The message.
+            value: Its payload, when it has one.
+            root: What the path in an error begins with.
+            with_bytes: Look for large ``bytes`` in the value and spare them a copy.
+
+        Returns:
+            The frame's size in bytes, wherever they lie.
+
+        Raises:
+            EncodeError: The value cannot travel. Nothing was appended.
+            FrameTooLargeError: It is over the limit. Nothing was appended.
+        """
+        out = self._out
+        start = len(out)
+        taken: dict[bytes, bytes] = {}
+        out += _BLANK
+        try:
+            self._heads.encode_into(head, out, -1)
+            head_end = len(out)
+            if value is not ABSENT:
+                if with_bytes:
+                    value = self._large.lift(value, taken)
+                self._values.encode_into(value, out, root)
+            payload = len(out) - head_end
+            arrays = self._values.arrays if value is not ABSENT else None
+            if not arrays and not taken and payload < self._segment_bytes:
+                size = len(out) - start
+                self._check(size, root)
+                HEADER.pack_into(out, start, MAGIC, 0, head_end - start - HEADER.size, payload, 0)
+                return size
+            return self._write_large(start, head_end, taken, root)
+        except BaseException as error:
+            del out[start:]
+            if isinstance(error, ENCODE_FAULTS) and not isinstance(error, EncodeError):
+                raise EncodeError(f"{root} cannot travel: {error}", path=root) from error
+            raise
+
+    def _check(self, size: int, root: str) -> None:
+        if size > self._max_bytes:
+            raise FrameTooLargeError(
+                f"a message of {size} bytes ({root}) is over the limit of {self._max_bytes} "
+                "(SpawnOptions.max_frame_bytes)",
+                size=size,
+                limit=self._max_bytes,
+            )
+
+    def _write_large(self, start: int, head_end: int, taken: dict[bytes, bytes], root: str) -> int:
+        out = self._out
+        pieces: list[bytes] | None = None
+        payload = len(out) - head_end
+        if taken:
+            pieces = splice(bytes(out[head_end:]), taken)
+            payload = sum(map(len, pieces))
+        region = self._values.region_size
+        head = head_end - start - HEADER.size
+        size = _frame_size(head, payload, region)
+        self._check(size, root)
+        if self.segments is not None and payload + region >= self._segment_bytes:
+            in_segment = aligned(payload) + region
+            if self._write_segment(start, head_end, pieces, payload, in_segment):
+                return size
+        if pieces is not None:
+            del out[head_end:]
+        HEADER.pack_into(out, start, MAGIC, 0, head, payload, region)
+        for piece in pieces or ():
+            self._append(piece)
+        if region:
+            self._append_region(
+                aligned(HEADER.size + head + payload) - HEADER.size - head - payload
+            )
+        self._values.arrays = []
+        return size
+
+    def _append(self, part: bytes) -> None:
+        if len(part) >= LARGE_BYTES:
+            self._sealed += (self._out, part)
+            self._out = bytearray()
+        else:
+            self._out += part
+
+    def _append_region(self, padding: int) -> None:
+        self._out += bytes(padding)
+        written = 0
+        for offset, array in self._values.arrays:
+            self._out += bytes(offset - written)
+            # A snapshot: the caller may write to the array before the link has taken it.
+            self._out += raw_bytes(array)
+            written = offset + array.nbytes
+
+    def _write_segment(
+        self, start: int, head_end: int, pieces: list[bytes] | None, payload: int, size: int
+    ) -> bool:
+        assert self.segments is not None
+        segment = self.segments.acquire(size)
+        if segment is None:
+            return False
+        out, memory = self._out, segment.memory
+        if pieces is None:
+            with memoryview(out) as view:
+                memory[:payload] = view[head_end:]
+        else:
+            place = 0
+            for piece in pieces:
+                memory[place : place + len(piece)] = piece
+                place += len(piece)
+        base = aligned(payload)
+        for offset, array in self._values.arrays:
+            memory[base + offset : base + offset + array.nbytes] = raw_bytes(array)
+        self._values.arrays = []
+        del out[head_end:]
+        out += _REFERENCE.pack(segment.number, size)
+        region = self._values.region_size
+        head = head_end - start - HEADER.size
+        HEADER.pack_into(out, start, MAGIC, SEGMENT, head, payload, region)
+        return True
+
+
+def _frame_size(head: int, payload: int, region: int) -> int:
+    size = HEADER.size + head + payload
+    return aligned(size) + region if region else size
+
+
+class FrameReader:
+    """Cuts what arrives into frames.
+
+    Args:
+        deliver: Called with the message, its payload, the region of its arrays and the frame's
+            size. The payload is valid during the call only.
+        max_bytes: Limit of one frame, checked before it is allocated.
+        segments: Where shared segments are found; None: there are none on this link.
+    """
+
+    def __init__(
+        self, deliver: Deliver, max_bytes: int, segments: SegmentReceiver | None = None
+    ) -> None:
+        self._deliver = deliver
+        self._max_bytes = max_bytes
+        self._segments = segments
+        self._heads: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+        self._ring = memoryview(bytearray(_RING))
+        self._start = 0
+        self._end = 0
+        self._large: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+        self._large_end = 0
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; at least one."""
+        if self._large is not None:
+            return self._large.data[self._large_end :]
+        return self._ring[self._end :]
+
+    def advance(self, count: int) -> None:
+        """`count` bytes were put into the buffer: deliver the frames that are now whole.
+
+        Raises:
+            ProtocolError: The bytes are no frame. The link is of no more use.
+            FrameTooLargeError: A frame announces more than the limit.
+        """
+        if self._large is not None:
+            self._large_end += count
+            if self._large_end < len(self._large):
+                return
+            whole, self._large = self._large, None
+            whole.flags.writeable = False
+            self._take(whole.data, 0, whole.nbytes, owned=True)
+            return
+        self._end += count
+        self._cut()
+
+    def _cut(self) -> None:
+        ring, header = self._ring, HEADER.size
+        while self._end - self._start >= header:
+            size = self._size_at(self._start)
+            have = self._end - self._start
+            if size <= have:
+                start = self._start
+                self._start += size
+                self._take(ring, start, size, owned=False)
+                continue
+            if size > _RING // 2:
+                large = np.empty(size, np.uint8)
+                large.data[:have] = ring[self._start : self._end]
+                self._large, self._large_end = large, have
+                self._start = self._end = 0
+                return
+            break
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start > _RING // 2:
+            rest = self._end - self._start
+            ring[:rest] = ring[self._start : self._end]
+            self._start, self._end = 0, rest
+
+    def _size_at(self, start: int) -> int:
+        magic, flags, head, payload, region = HEADER.unpack_from(self._ring, start)
+        if magic != MAGIC or flags & ~SEGMENT or not 0 < head <= _MAX_HEAD:
+            raise ProtocolError("the other side of the link does not speak gymrl's protocol")
+        size = _frame_size(head, payload, region)
+        if size > self._max_bytes:
+            raise FrameTooLargeError(
+                f"the other side announces a message of {size} bytes; the limit is "
+                f"{self._max_bytes} (SpawnOptions.max_frame_bytes)",
+                size=size,
+                limit=self._max_bytes,
+            )
+        return HEADER.size + head + _REFERENCE.size if flags & SEGMENT else size
+
+    def _take(self, data: memoryview, start: int, size: int, owned: bool) -> None:
+        _, flags, head_size, payload, region = HEADER.unpack_from(data, start)
+        body = start + HEADER.size + head_size
+        try:
+            head = self._heads.decode(data[start + HEADER.size : body])
+        except DECODE_FAULTS as error:
+            raise ProtocolError(f"a message does not decode: {error}") from error
+        if flags & SEGMENT:
+            shared = self._shared(data, body, payload, region)
+            base = aligned(payload)
+            arrays = shared[base:] if region else None
+            self._deliver(head, shared[:payload], arrays, payload + region)
+        elif not region:
+            self._deliver(head, data[body : body + payload], None, size)
+        else:
+            if not owned:
+                # Arrays are views and outlive the ring: they get this frame's bytes alone.
+                data = memoryview(bytes(data[start : start + size]))
+                body -= start
+                start = 0
+            base = aligned(HEADER.size + head_size + payload)
+            self._deliver(head, data[body : body + payload], data[base : base + region], size)
+
+    def _shared(self, data: memoryview, body: int, payload: int, region: int) -> memoryview:
+        number, size = _REFERENCE.unpack_from(data, body)
+        expected = aligned(payload) + region
+        if self._segments is None or size != expected:
+            raise ProtocolError(f"a message refers to a shared segment of {size} bytes it may not")
+        return self._segments.view(number, size)
+
+    def end(self) -> TornFrameError | None:
+        """The link has ended; an error if that was inside a frame."""
+        if self._large is not None:
+            received, expected = self._large_end, len(self._large)
+        elif self._end > self._start:
+            received, expected = self._end - self._start, None
+            if received >= HEADER.size:
+                expected = self._size_at(self._start)
+        else:
+            return None
+        known = f" of {expected}" if expected is not None else ""
+        return TornFrameError(
+            f"the link ended after {received}{known} bytes of a message",
+            received=received,
+            expected=expected,
+        )

@@ -1,0 +1,341 @@
+"""Handles whose actor is at the other end of a link: the common part, and the child process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from gymrl.actors import messages
+from gymrl.actors.actor import Actor, contract_of
+from gymrl.actors.channel import Channel
+from gymrl.actors.codec import RoundTrip
+from gymrl.actors.failures import start_error
+from gymrl.actors.handle import ActorHandle
+from gymrl.actors.link import Caller
+from gymrl.actors.loading import locate
+from gymrl.actors.process import ChildProcess
+from gymrl.concurrency import OwnedTasks
+from gymrl.errors import (
+    ActorClosedError,
+    ActorDiedError,
+    ActorError,
+    ActorStartError,
+    ProtocolVersionError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gymrl.actors.options import SpawnOptions
+    from gymrl.actors.streams import ActorStream
+
+logger = logging.getLogger(__name__)
+
+# How long a closed actor's interpreter may take to end after its close() has run.
+_EXIT_S = 2.0
+# How long the other half of an end (link, process) may lag behind the first.
+_SETTLE_S = 0.5
+
+
+class ProcessHandle(ActorHandle):
+    """A handle whose actor lives in a child process of its own."""
+
+    def __init__(self, cls: type[Actor], name: str, options: SpawnOptions) -> None:
+        self.name = name
+        self.contract = contract_of(cls)
+        self._start_message = locate(cls, name)
+        self._options = options
+        self._caller = Caller(name, self.contract, options)
+        self._tasks = OwnedTasks(name)
+        self._closing: asyncio.Task[None] | None = None
+        self._process: ChildProcess | None = None
+        self._channel: Channel | None = None
+        self._link_lost = anyio.Event()
+        self._link_error: Exception | None = None
+        self._arrived: dict[type, asyncio.Future[Any]] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._close_error: Exception | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+        self._on_death: list[Callable[[], None]] = []
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, killed, or died."""
+        return self._caller.ended
+
+    @property
+    def in_flight(self) -> int:
+        """Calls and streams that have not ended."""
+        return self._caller.in_flight
+
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the loop when the process dies without being closed."""
+        self._on_death.append(callback)
+
+    # --- starting --------------------------------------------------------------------------------
+
+    async def open(self, setup: dict[str, Any]) -> None:
+        """Start the child, load the class in it and run its set-up.
+
+        Raises:
+            ActorStartError: The child did not come up, or import or set-up failed; it carries the
+                child's traceback, and the error itself as its cause.
+            DeadlineExceeded: As the cause, when a deadline passed.
+        """
+        arguments = self.contract.setup.bind((), setup, RoundTrip())
+        process = self._process = ChildProcess(self.name, self._options)
+        try:
+            self._watchers = [
+                self._tasks.start(process.watch(), "process"),
+                self._tasks.start(process.output.follow(), "output"),
+                self._tasks.start(self._notice_death(process), "end"),
+            ]
+            hello, outcome = self._expect(messages.Hello), self._expect(messages.Ready)
+            channel = self._channel = await Channel.over(
+                process.link, self._options, process.lane, self._on_message, self._on_lost
+            )
+            self._caller.channel = channel
+            channel.send(messages.Hello(messages.PROTOCOL_VERSION, process.pid))
+            await self._within(hello, self._options.handshake_timeout_s, "handshake_timeout_s")
+            channel.send(
+                self._start_message,
+                arguments,
+                self.contract.setup.arguments_root,
+                self.contract.setup.bytes_in_arguments,
+            )
+            await self._within(outcome, self._options.start_timeout_s, "start_timeout_s")
+        except BaseException:
+            process.kill()
+            await self._shut_down()
+            raise
+
+    def _expect(self, kind: type) -> asyncio.Future[Any]:
+        future = asyncio.get_running_loop().create_future()
+        self._arrived[kind] = future
+        return future
+
+    async def _within(self, future: asyncio.Future[Any], seconds: float, setting: str) -> None:
+        done, _ = await asyncio.wait((future,), timeout=seconds)
+        if not done:
+            lines = self._process.output.last_lines if self._process is not None else ""
+            what = "say hello" if setting == "handshake_timeout_s" else "finish its set-up"
+            raise ActorStartError(
+                f"{self.name} did not {what} within {seconds:g} s (SpawnOptions.{setting})"
+                f"{_quoted(lines)}",
+                actor=self.name,
+                stderr=lines,
+            )
+        future.result()
+
+    # --- what the link and the process report ----------------------------------------------------
+
+    def _on_message(
+        self, head: Any, payload: memoryview, region: memoryview | None, size: int
+    ) -> None:
+        if self._caller.on_message(head, payload, region, size):
+            return
+        match head:
+            case messages.Hello(version=version):
+                error = None
+                if version != messages.PROTOCOL_VERSION:
+                    error = ProtocolVersionError(
+                        f"{self.name} speaks protocol version {version}, this side "
+                        f"{messages.PROTOCOL_VERSION}",
+                        local=messages.PROTOCOL_VERSION,
+                        remote=version,
+                    )
+                self._settle(messages.Hello, error)
+            case messages.Ready():
+                self._settle(messages.Ready, None)
+            case messages.Refused():
+                self._settle(
+                    messages.Ready, start_error(self._caller.decode_error(payload), self.name)
+                )
+            case messages.Closed():
+                if payload:
+                    self._close_error = self._caller.decode_error(payload)
+                self._settle(messages.Closed, None)
+            case messages.Pong(token=token):
+                waiter = self._pings.pop(token, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
+            case _:
+                logger.warning("%s sent %s out of turn", self.name, type(head).__name__)
+
+    def _settle(self, kind: type, error: Exception | None) -> None:
+        future = self._arrived.get(kind)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    def _on_lost(self, error: Exception | None) -> None:
+        self._link_error = error
+        self._link_lost.set()
+
+    async def _notice_death(self, process: ChildProcess) -> None:
+        """Wait for the process or the link to end, then fail what is in flight."""
+        async with anyio.create_task_group() as group:
+
+            async def first(event: Callable[[], Any]) -> None:
+                await event()
+                group.cancel_scope.cancel()
+
+            group.start_soon(first, process.wait)
+            group.start_soon(first, self._link_lost.wait)
+        # The last messages before a death are still read; a link that broke ends its process.
+        if await process.wait(_SETTLE_S):
+            with anyio.move_on_after(_SETTLE_S):
+                await self._link_lost.wait()
+        else:
+            process.kill()
+            await process.wait()
+        process.output.drain()
+        self._caller.end(self._died)
+        for kind in list(self._arrived):
+            self._settle(kind, self._died_early() if kind is not messages.Closed else None)
+        for waiter in self._pings.values():
+            if not waiter.done():
+                waiter.set_exception(self._died())
+        if self._closing is None:
+            for callback in self._on_death:
+                callback()
+
+    def _died(self) -> Exception:
+        process = self._process
+        assert process is not None
+        lines = process.output.last_lines
+        link = f"; the link broke: {self._link_error}" if self._link_error is not None else ""
+        return ActorDiedError(
+            f"{self.name} (process {process.pid}) {process.how_it_ended}{link}{_quoted(lines)}",
+            actor=self.name,
+            exit_code=process.exit_code,
+            signal=process.signal,
+            stderr=lines,
+        )
+
+    def _died_early(self) -> Exception:
+        died = self._died()
+        assert isinstance(died, ActorDiedError)
+        error = ActorStartError(
+            f"{self.name} did not start: {died}", actor=self.name, stderr=died.stderr
+        )
+        error.__cause__ = died
+        return error
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method in the child; see :meth:`ActorHandle.call`."""
+        contract, arguments = self._caller.bind_call(method, args, kwargs)
+        return await self._caller.call(contract, arguments)
+
+    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ActorStream:
+        """Stream from the child; see :meth:`ActorHandle.stream`."""
+        return self._caller.stream(method, args, kwargs)
+
+    async def ping(self, seconds: float) -> bool:
+        """Whether the child's event loop answers within so many seconds.
+
+        Raises:
+            ActorDiedError: It is dead.
+        """
+        if self._channel is None or self._channel.is_lost:
+            return False
+        token = id(object()) & 0xFFFFFFFF
+        while token in self._pings:
+            token += 1
+        waiter = self._pings[token] = asyncio.get_running_loop().create_future()
+        try:
+            self._channel.send(messages.Ping(token))
+            done, _ = await asyncio.wait((waiter,), timeout=seconds)
+            if done:
+                waiter.result()
+            return bool(done)
+        finally:
+            self._pings.pop(token, None)
+            waiter.cancel()
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Kill the child and all it started; what is in flight fails within moments."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Close the actor, end its process and wait; see :meth:`ActorHandle.close`."""
+        if self._process is None:
+            return
+        if self._closing is None:
+            self._closing = OwnedTasks(self.name).start(self._close(), "close")
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not self._closing.done():
+                try:
+                    await asyncio.wait((self._closing,))
+                except asyncio.CancelledError as error:
+                    cancelled = error  # the end is bounded, and must be seen
+        if cancelled is not None:
+            raise cancelled
+        failure, self._close_error = self._close_error, None
+        if failure is not None:
+            raise failure
+
+    async def _close(self) -> None:
+        process, channel = self._process, self._channel
+        assert process is not None
+        name = self.name
+        self._caller.end(lambda: ActorClosedError(f"{name} is closed", actor=name))
+        try:
+            if channel is not None and not channel.is_lost and not process.has_ended:
+                closed = self._expect(messages.Closed)
+                seconds = self._options.close_timeout_s
+                channel.send(messages.Close(seconds))
+                await asyncio.wait((closed,), timeout=seconds + _SETTLE_S)
+                if not closed.done():
+                    logger.warning("%s did not close within %g s and is killed", name, seconds)
+                elif not await process.wait(_EXIT_S):
+                    logger.warning("%s closed but did not exit and is killed", name)
+        except ActorError as error:
+            logger.debug("%s was gone before it could close: %s", name, error)
+        finally:
+            process.kill()
+            await self._shut_down()
+
+    async def _shut_down(self) -> None:
+        """Wait for the killed process, and give back everything. Does not wait long."""
+        process, channel = self._process, self._channel
+        assert process is not None
+        try:
+            with anyio.CancelScope(shield=True):
+                await process.wait(_EXIT_S)
+                if channel is not None:
+                    channel.abort()
+                    with anyio.move_on_after(_EXIT_S):
+                        await self._link_lost.wait()
+                await self._tasks.close()
+        finally:
+            if channel is None:
+                process.link.close()
+                process.lane.close()
+            process.release()
+            for future in self._arrived.values():
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # whoever waited has left
+            name = self.name
+            self._caller.end(lambda: ActorClosedError(f"{name} is closed", actor=name))
+
+
+def _quoted(lines: str) -> str:
+    return f"; its last lines:\n{lines}" if lines else ""
