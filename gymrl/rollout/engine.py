@@ -44,7 +44,9 @@ class RolloutEngine:
         fleet: The processes to use; None starts what `config` says.
 
     Attributes:
+        config: As given.
         progress: Counters over all streams since the engine was entered.
+        fleet: The processes behind it.
 
     Raises:
         ConfigError: The shards or the scoring can't work.
@@ -65,13 +67,13 @@ class RolloutEngine:
         self._encode = encode
         resolve_scoring(self._scoring_config, encode)  # refuses what can't work, before any process
         self._observer = observer
-        self._fleet = fleet or Fleet(config)
+        self.fleet = fleet or Fleet(config)
         self._batches: set[Batch] = set()
         self._has_warned = False
 
     async def __aenter__(self) -> Self:
         self.progress = Progress()
-        await self._fleet.start()
+        await self.fleet.start()
         return self
 
     async def __aexit__(
@@ -82,7 +84,7 @@ class RolloutEngine:
     ) -> None:
         for batch in list(self._batches):
             await batch.close()
-        await self._fleet.close()
+        await self.fleet.close()
 
     @property
     def routes(self) -> tuple[str, ...]:
@@ -91,12 +93,12 @@ class RolloutEngine:
         Raises:
             RuntimeError: The engine is not entered.
         """
-        return self._fleet.shards.routes
+        return self.fleet.shards.routes
 
     @property
     def max_model_len(self) -> int | None:
         """The generator's context in tokens; None where it is someone else's server."""
-        return self._fleet.max_model_len
+        return self.fleet.max_model_len
 
     def stream(
         self,
@@ -152,7 +154,7 @@ class RolloutEngine:
             sampling: The profile to use; None: the configuration's.
             training: False for validation.
         """
-        shards = self._fleet.shards
+        shards = self.fleet.shards
         profile = sampling or self.config.sampling
         self._warn_of_limit(profile)
         prepared = prepare_rows(
@@ -206,7 +208,7 @@ class RolloutEngine:
             DeadlineExceeded: One did not answer.
             RuntimeError: The engine is not entered.
         """
-        await self._fleet.health_check()
+        await self.fleet.health_check()
 
     def _warn_of_limit(self, sampling: SamplingParams) -> None:
         limit = self.max_model_len

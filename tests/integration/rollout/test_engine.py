@@ -354,7 +354,7 @@ async def test_a_worker_whose_set_up_raises_is_named(make_engine):
 
 
 async def test_who_is_late_at_the_start_is_named_and_everything_is_torn_down(make_engine, log):
-    engine = make_engine({"spin_up_sleep": 60}, num_workers=2, start_timeout_s=8.0)
+    engine = make_engine({"spin_up_sleep": 60}, num_workers=2, start_timeout_s=5.0)
     with pytest.raises(DeadlineExceeded, match=r"start_timeout_s.*: default/0, default/1"):
         async with engine:
             pytest.fail("it started")
@@ -362,7 +362,7 @@ async def test_who_is_late_at_the_start_is_named_and_everything_is_torn_down(mak
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(make_engine, log):
-    with anyio.move_on_after(6) as scope:
+    with anyio.move_on_after(4) as scope:
         async with make_engine({"spin_up_sleep": 60}):
             pytest.fail("it started")
     assert scope.cancelled_caught

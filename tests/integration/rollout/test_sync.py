@@ -1,0 +1,120 @@
+import asyncio
+import signal
+import threading
+import time
+
+import pytest
+
+from gymrl.errors import RolloutStreamError, RowValueError
+from gymrl.rollout.sync import SyncRolloutEngine
+
+
+@pytest.fixture
+def make_sync(make_engine):
+    """A blocking engine over fake workers."""
+
+    def make(**settings):
+        opened = make_engine(**settings)
+        return SyncRolloutEngine(opened.config, fleet=opened.fleet)
+
+    return make
+
+
+def test_groups_come_back_without_an_event_loop_in_sight(make_sync, row):
+    with make_sync(num_workers=2) as engine:
+        groups = engine.run([row(delay=0.1), row()], num_generations=2)
+        engine.health_check()
+        assert [group.index for group in groups] == [0, 1]
+        streamed = [group.index for group in engine.stream([row(delay=0.3), row()])]
+        assert streamed == [1, 0]
+        assert engine.progress.rows_done == 6
+
+
+def test_it_works_twice_in_a_process_and_from_a_thread(make_sync, row):
+    done = []
+
+    def once():
+        with make_sync() as engine:
+            done.append(len(engine.run([row()])))
+
+    once()
+    once()
+    thread = threading.Thread(target=once)
+    thread.start()
+    thread.join()
+    assert done == [1, 1, 1]
+
+
+def test_several_threads_may_use_one_engine(make_sync, row):
+    sizes = []
+    with make_sync() as engine:
+        threads = [
+            threading.Thread(target=lambda: sizes.append(len(engine.run([row(), row()]))))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sizes == [2, 2, 2, 2]
+
+
+async def test_it_is_refused_where_an_event_loop_runs(make_sync, row):
+    with pytest.raises(RuntimeError, match="RolloutEngine"):
+        with make_sync():
+            pytest.fail("it opened")
+
+
+def test_its_calls_are_refused_where_an_event_loop_runs(make_sync, row):
+    with make_sync() as engine:
+
+        async def call():
+            engine.run([row()])
+
+        with pytest.raises(RuntimeError, match="event loop runs in this thread"):
+            asyncio.run(call())
+
+
+def test_leaving_a_stream_early_ends_what_is_in_flight(make_sync, row, log):
+    with make_sync() as engine:
+        for _ in engine.stream([row(), row(delay=60)]):
+            break
+        assert log.read_text().count("left") == 1
+        assert len(engine.run([row()])) == 1
+
+
+def test_a_stream_that_outlives_its_engine_has_ended(make_sync, row):
+    with make_sync() as engine:
+        stream = engine.stream([row(), row(delay=60)])
+        assert next(stream).index == 0
+    stream.close()
+
+
+def test_errors_arrive_as_themselves(make_sync, row):
+    with make_sync() as engine:
+        with pytest.raises(RowValueError, match="nope"):
+            engine.run([row("nope")])
+        with pytest.raises(RolloutStreamError, match="NoGenerationError"):
+            engine.run([row(fail_times=9)])
+
+
+def test_an_interrupt_ends_the_call_and_leaves_the_engine_usable(make_sync, row, log):
+    with make_sync() as engine:
+        main = threading.main_thread().ident
+        timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            engine.run([row(delay=60)])
+        timer.join()
+        assert time.monotonic() - started < 30
+        assert log.read_text().count("left") == 1
+        assert len(engine.run([row()])) == 1
+
+
+def test_an_engine_that_is_not_open_says_so(make_sync, row):
+    engine = make_sync()
+    with pytest.raises(RuntimeError, match="inside `with`"):
+        engine.run([row()])
+    with engine, pytest.raises(RuntimeError, match="open already"):
+        engine.__enter__()
