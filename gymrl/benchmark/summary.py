@@ -229,8 +229,8 @@ def timing_shares(timings: Mapping[str, float]) -> dict[str, float]:
 
     Args:
         timings: ``timing/rollout/<part>`` in seconds, with ``total`` among them. Shares in percent
-            (``*_pct``) and the parts of single shards are left out; without a total there are no
-            shares.
+            (``*_pct``), the parts of single shards and ``run_rollouts`` (all of a worker's call)
+            are left out; without a total there are no shares.
     """
     parts = {
         name.removeprefix(_TIMER_PREFIX): value
@@ -238,6 +238,7 @@ def timing_shares(timings: Mapping[str, float]) -> dict[str, float]:
         if name.startswith(_TIMER_PREFIX) and not name.endswith("_pct") and "/shard/" not in name
     }
     total = parts.pop("total", 0.0)
+    parts.pop("run_rollouts", None)
     if total <= 0:
         return {}
     shares = {name: value / total for name, value in parts.items()}

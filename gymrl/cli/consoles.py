@@ -30,12 +30,7 @@ def error_console() -> Console:
 
 
 def configure_logging(console: Console, *, verbose: bool) -> None:
-    """Send log records to `console`: warnings, and gymrl's own information when `verbose`.
-
-    Libraries' own progress bars are switched off, here and in the workers, which inherit this: they
-    would draw over ours.
-    """
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    """Send log records to `console`: warnings, and gymrl's own information when `verbose`."""
     handler: logging.Handler
     if console.is_terminal:
         # Through the console, so that lines scroll above the live display.

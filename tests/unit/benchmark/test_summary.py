@@ -136,6 +136,7 @@ def test_timing_shares_are_of_the_total_and_leave_out_percentages_and_single_sha
     shares = timing_shares(
         {
             "timing/rollout/total": 10.0,
+            "timing/rollout/run_rollouts": 9.9,
             "timing/rollout/postprocess_results": 1.0,
             "timing/rollout/await_results": 8.0,
             "timing/rollout/postprocess_results_pct": 10.0,
