@@ -9,6 +9,7 @@ by the caller, from :func:`failure_of`.
 from __future__ import annotations
 
 import contextlib
+import io
 import traceback
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gymrl.types import Row
 
 BODY_EXCERPT_CHARS = 2000
+LARGE_BODY_BYTES = 1 << 19
 CHAIN_LIMIT = 16
 TRACEBACK_CHARS = 8000
 RETRIABLE_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
@@ -111,7 +113,9 @@ class HttpPool:
         headers = {"Content-Type": "application/json"}
         if cookies:
             headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
-        return await self._request("POST", url, data=body, headers=headers)
+        # Written in pieces, so that a large body does not hold the event loop.
+        data = io.BytesIO(body) if len(body) > LARGE_BODY_BYTES else body
+        return await self._request("POST", url, data=data, headers=headers)
 
     async def get(self, url: str) -> HttpAnswer:
         """GET and read the whole answer. Raises as :meth:`post`."""

@@ -105,7 +105,10 @@ def _timed(read: partial[Trajectory], timer: Timer) -> partial[Trajectory]:
 
 
 async def stream_rows(
-    server: RowServer, rows: Sequence[Row], timer_prefix: str
+    server: RowServer,
+    rows: Sequence[Row],
+    timer_prefix: str,
+    progress_interval_s: float = PROGRESS_INTERVAL_S,
 ) -> AsyncGenerator[RowResult, None]:
     """Outcomes in the order of completion; the last one carries the timings.
 
@@ -136,7 +139,8 @@ async def stream_rows(
 
     waiting = Counter(server.agent_of(row) for row in rows)
     try:
-        _ = tasks.start(_report_progress(waiting, len(rows), started), "progress")
+        progress = _report_progress(waiting, len(rows), progress_interval_s)
+        _ = tasks.start(progress, "progress")
         for row in rows:
             _ = tasks.start(one(row), f"row {row.index}")
         for remaining in range(len(rows) - 1, -1, -1):
@@ -165,10 +169,11 @@ def _timings(timer: Timer, started: float, prefix: str) -> dict[str, float]:
     return {f"{prefix.rstrip('/')}/{name}": value for name, value in seconds.items()}
 
 
-async def _report_progress(waiting: Counter[str], count: int, started: float) -> None:
+async def _report_progress(waiting: Counter[str], count: int, interval_s: float) -> None:
     """Say now and then which agents the call still waits for, the slowest first."""
+    started = time.perf_counter()
     while True:
-        await anyio.sleep(PROGRESS_INTERVAL_S)
+        await anyio.sleep(interval_s)
         slowest = ", ".join(f"{agent}: {n}" for agent, n in waiting.most_common(3) if n > 0)
         logger.info(
             "%d of %d rows after %.0f s; waiting for %s",

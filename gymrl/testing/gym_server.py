@@ -153,6 +153,8 @@ class FakeGymServer:
         self._agents = tuple(agents)
         self._barrier = barrier
         self._barrier_open = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._registry = RegistryServer()
         app = self._registry.application()
         app.router.add_post("/run", self._run)
@@ -199,6 +201,10 @@ class FakeGymServer:
     ) -> None:
         await self.stop()
 
+    async def wait_until_idle(self) -> None:
+        """Wait until no request is under way."""
+        await self._idle.wait()
+
     async def _run(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         row = body.get("_rowidx", body.get("_ng_task_index", -1))
@@ -206,6 +212,7 @@ class FakeGymServer:
         self.requests[row] += 1
         self.bodies[row] = body
         self.in_flight += 1
+        self._idle.clear()
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             await self._wait_at_barrier()
@@ -215,6 +222,8 @@ class FakeGymServer:
             raise
         finally:
             self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
 
     async def _wait_at_barrier(self) -> None:
         if self.in_flight >= self._barrier:
@@ -332,6 +341,7 @@ class ScriptedModelServer:
         self.paths: list[str] = []
         self.cookies: list[dict[str, str]] = []
         self.disconnects = 0
+        self._disconnected = asyncio.Condition()
 
     @property
     def base_url(self) -> str:
@@ -354,6 +364,11 @@ class ScriptedModelServer:
         """Stop listening. Safe to call twice."""
         await self._listener.stop()
 
+    async def wait_for_disconnects(self, count: int) -> None:
+        """Wait until so many requests have lost their client."""
+        async with self._disconnected:
+            await self._disconnected.wait_for(lambda: self.disconnects >= count)
+
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "scripted"}]})
 
@@ -373,6 +388,9 @@ class ScriptedModelServer:
             await anyio.sleep(call.delay_s)
         except asyncio.CancelledError:
             self.disconnects += 1
+            with anyio.CancelScope(shield=True):
+                async with self._disconnected:
+                    self._disconnected.notify_all()
             raise
         if call.status != 200:
             return web.Response(text=call.text or "", status=call.status)
@@ -395,7 +413,8 @@ def _model_response(call: ModelCall, body: dict[str, Any], number: int) -> dict[
         function_call = {"type": "function_call", "id": call_id, "call_id": call_id}
         items.append(function_call | {"name": name, "arguments": arguments, "status": "completed"})
     prompt = _prompt_ids(body["input"])
-    sampled = list(f"{call.text or ''}{call.reasoning or ''}{call.tool_calls or ''}".encode())
+    said = f"{call.text or ''}{call.reasoning or ''}{call.tool_calls or ''}"
+    sampled = list(said.encode("utf-8", "surrogatepass"))
     if items:
         items[-1] |= {
             "prompt_token_ids": prompt,
@@ -428,4 +447,4 @@ def _prompt_ids(given: str | list[dict[str, Any]]) -> list[int]:
             known = [*item["prompt_token_ids"], *item["generation_token_ids"]]
             since = place + 1
     added = "".join(str(i.get("content") or i.get("output") or "") for i in given[since:])
-    return known + list(added.encode())
+    return known + list(added.encode("utf-8", "surrogatepass"))

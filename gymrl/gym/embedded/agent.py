@@ -18,9 +18,9 @@ from gymrl.gym.embedded.base import (
     Peers,
     ServerRef,
     ServerSettings,
+    current_session,
     missing_field,
     read_fields,
-    session_of,
 )
 from gymrl.gym.schema import is_null
 
@@ -191,7 +191,7 @@ class AgentServer(EmbeddedServer):
         response = await self.responses(_members(params), episode)
         verdict = await episode.verify(
             msgspec.json.encode({**row, "response": msgspec.Raw(response)}),
-            {self.cookie.name: self.cookie.value(session_of(request))},
+            {self.cookie.name: self.cookie.value(current_session())},
         )
         return web.Response(body=verdict, content_type="application/json")
 

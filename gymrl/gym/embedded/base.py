@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SESSION = "gymrl_session"
+_session: ContextVar[str] = ContextVar("session")
 MAX_BODY_BYTES = 1 << 30
 ROLLOUT_PREFIX = "/ng-rollout/{rollout_id}"
 
@@ -168,7 +169,7 @@ class EmbeddedServer:
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         session_id = self.cookie.read(request)
-        request[SESSION] = session_id
+        _session.set(session_id)
         try:
             response = await handler(request)
         except web.HTTPException as error:
@@ -194,10 +195,9 @@ class EmbeddedServer:
         return response
 
 
-def session_of(request: web.Request) -> str:
-    """The session id of a request."""
-    session_id: str = request[SESSION]
-    return session_id
+def current_session() -> str:
+    """The session id of the request that is being handled."""
+    return _session.get()
 
 
 async def _ok(_: web.Request) -> web.Response:

@@ -28,10 +28,10 @@ from gymrl.gym.embedded.base import (
     EmbeddedServer,
     Peers,
     RefusedRequest,
+    current_session,
     json_response,
     missing_field,
     read_fields,
-    session_of,
 )
 from gymrl.gym.embedded.reply import Reply, fields_as_data
 from gymrl.gym.embedded.sessions import SessionStates
@@ -181,12 +181,12 @@ class ResourcesServer(EmbeddedServer):
     async def _seed_session(self, request: web.Request) -> web.Response:
         fields = await read_fields(request)
         state = await self.seed_session(fields_as_data(fields))
-        self.sessions.put(session_of(request), state)
+        self.sessions.put(current_session(), state)
         return json_response({})
 
     def _tool_handler(self, served: _Tool) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
-            session = session_of(request)
+            session = current_session()
             if session not in self.sessions:
                 raise RefusedRequest(
                     "this session is unknown: POST /seed_session first and send its cookie",
@@ -213,7 +213,7 @@ class ResourcesServer(EmbeddedServer):
             detail = {"type": "value_error", "loc": ["body", "response"], "msg": str(error)}
             raise RefusedRequest([detail]) from error
         row = fields_as_data(fields, "responses_create_params", "response")
-        state = self.sessions.pop(session_of(request))
+        state = self.sessions.pop(current_session())
         verdict = await self.verify(row, reply, state)
         answer: dict[str, Any] = {
             **verdict.extras,
