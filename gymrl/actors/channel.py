@@ -11,7 +11,7 @@ import asyncio
 import collections
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from gymrl.actors.frames import ABSENT, FrameReader, FrameWriter
 from gymrl.actors.messages import Forget, Message, Release
@@ -21,6 +21,7 @@ from gymrl.errors import ActorClosedError, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gymrl.actors.frames import Handler
     from gymrl.actors.options import SpawnOptions
 
 _FLUSH_BYTES = 128 << 10
@@ -34,20 +35,28 @@ class Channel(asyncio.BufferedProtocol):
     Args:
         options: Limits.
         lane: A Unix socket for shared segments; None on links between nodes.
-        on_message: Called in the event loop with each message, its payload (valid during the
-            call only), the region of its arrays, and its size in bytes. It must not raise.
+        on_message: Called in the event loop with each message that `handlers` has no entry for,
+            its payload (valid during the call only), the region of its arrays, and its size in
+            bytes. Neither it nor a handler may raise.
         on_lost: Called once, when the link has ended: with the error, or None at a clean end.
+
+    Attributes:
+        handlers: Who gets which type of message; add to it.
+        received: Bytes that came over the socket so far.
     """
 
     def __init__(
         self,
         options: SpawnOptions,
         lane: socket.socket | None,
-        on_message: Callable[[Any, memoryview, memoryview | None, int], None],
+        on_message: Handler,
         on_lost: Callable[[Exception | None], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
+        self.handlers: dict[type, Handler] = {
+            Release: self._on_release,
+            Forget: self._on_forget,
+        }
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._released: collections.deque[int] = collections.deque()
@@ -61,8 +70,10 @@ class Channel(asyncio.BufferedProtocol):
             options.segment_bytes,
             self._sender if options.max_segment_bytes else None,
         )
-        self._reader = FrameReader(self._deliver, options.max_frame_bytes, self._receiver)
-        self._flush_planned = False
+        self._reader = FrameReader(
+            self.handlers, on_message, options.max_frame_bytes, self._receiver
+        )
+        self._corked = False
         self._drained: asyncio.Event | None = None
         self._error: Exception | None = None
         self._lost = False
@@ -74,7 +85,7 @@ class Channel(asyncio.BufferedProtocol):
         sock: socket.socket,
         options: SpawnOptions,
         lane: socket.socket | None,
-        on_message: Callable[[Any, memoryview, memoryview | None, int], None],
+        on_message: Handler,
         on_lost: Callable[[Exception | None], None],
     ) -> Channel:
         """Take over a connected socket and its lane; both are closed with the channel."""
@@ -108,16 +119,19 @@ class Channel(asyncio.BufferedProtocol):
         if self._lost or self._transport is None:
             raise ActorClosedError("the link to the other process is gone")
         size = self._writer.write(head, value, root, with_bytes)
-        if self._writer.has_large_parts or self._writer.pending >= _FLUSH_BYTES:
+        if not self._corked:
+            # The first message of a turn of the loop goes at once; what follows goes together.
+            self._corked = True
+            self._loop.call_soon(self._uncork)
             self._flush()
-        elif not self._flush_planned:
-            self._flush_planned = True
-            self._loop.call_soon(self._flush_planned_now)
+        elif self._writer.waits_with(_FLUSH_BYTES):
+            self._flush()
         return size
 
-    def _flush_planned_now(self) -> None:
-        self._flush_planned = False
-        self._flush()
+    def _uncork(self) -> None:
+        self._corked = False
+        if self._writer.waits_with(1):
+            self._flush()
 
     def _flush(self) -> None:
         if self._lost or self._transport is None:
@@ -172,17 +186,17 @@ class Channel(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.abort(error)
 
-    def _deliver(
-        self, head: Any, payload: memoryview, region: memoryview | None, size: int
+    def _on_release(
+        self, head: Release, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
-        if type(head) is Release:
-            if self._sender is not None:
-                self._sender.release(head.segments)
-        elif type(head) is Forget:
-            if self._receiver is not None:
-                self._receiver.forget(head.segments)
-        else:
-            self._on_message(head, payload, region, size)
+        if self._sender is not None:
+            self._sender.release(head.segments)
+
+    def _on_forget(
+        self, head: Forget, payload: memoryview, region: memoryview | None, size: int
+    ) -> None:
+        if self._receiver is not None:
+            self._receiver.forget(head.segments)
 
     def eof_received(self) -> bool:
         """The other side has closed."""

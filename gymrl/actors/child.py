@@ -80,8 +80,6 @@ class Worker:
     def _on_message(
         self, head: Any, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
-        if self._service is not None and self._service.on_message(head, payload, region):
-            return
         match head:
             case messages.Hello(version=version):
                 if version != messages.PROTOCOL_VERSION:
@@ -107,7 +105,8 @@ class Worker:
         try:
             actor_class = load(head)
             contract = contract_of(actor_class)
-            arguments = self._decoder.decode(payload, region, contract.setup.arguments)
+            compiled = self._decoder.compile(contract.setup.arguments)
+            arguments = self._decoder.decode(payload, region, compiled)
             actor = actor_class()
         except BaseException as error:  # noqa: BLE001  # an import may raise anything; it goes to the driver
             self._send(messages.Refused(), describe(error))
@@ -125,6 +124,7 @@ class Worker:
             return False
         assert self._channel is not None
         self._service = ActorService(actor, contract, self._channel, start.name)
+        self._channel.handlers.update(self._service.handlers)
         return True
 
     async def _close(self, actor: Actor, seconds: float) -> None:

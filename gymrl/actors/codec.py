@@ -197,19 +197,16 @@ class ValueDecoder:
 
     def __init__(self) -> None:
         self._region: memoryview | None = None
-        self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
-    def decoder(self, type_: Any) -> msgspec.msgpack.Decoder[Any]:
-        """The compiled decoder of a type, built at its first use."""
-        decoder = self._decoders.get(type_)
-        if decoder is None:
-            decoder = msgspec.msgpack.Decoder(
-                type_, ext_hook=self._extension, dec_hook=accept_custom
-            )
-            self._decoders[type_] = decoder
-        return decoder
+    def compile(self, type_: Any) -> Callable[[Buffer], Any]:
+        """What :meth:`decode` needs to decode values of a type; keep it, it is costly to make."""
+        return msgspec.msgpack.Decoder(
+            type_, ext_hook=self._extension, dec_hook=accept_custom
+        ).decode
 
-    def decode(self, payload: Buffer, region: memoryview | None, type_: Any) -> Any:
+    def decode(
+        self, payload: Buffer, region: memoryview | None, compiled: Callable[[Buffer], Any]
+    ) -> Any:
         """Decode a payload; its arrays are read-only views of `region` and keep it alive.
 
         Raises:
@@ -218,7 +215,7 @@ class ValueDecoder:
         """
         self._region = region
         try:
-            return self.decoder(type_).decode(payload)
+            return compiled(payload)
         except msgspec.ValidationError:
             raise
         except DECODE_FAULTS as error:
@@ -280,6 +277,7 @@ class RoundTrip:
     def __init__(self) -> None:
         self._encoder = ValueEncoder()
         self._decoder = ValueDecoder()
+        self._compiled: dict[Any, Callable[[Buffer], Any]] = {}
 
     def round_trip(self, value: object, type_: Any, root: str = "value") -> Any:
         """What arrives when `value` is sent to where `type_` is expected.
@@ -294,7 +292,10 @@ class RoundTrip:
         for offset, array in self._encoder.arrays:
             region[offset : offset + array.nbytes] = raw_bytes(array)
         self._encoder.arrays = []
-        return self._decoder.decode(out, memoryview(bytes(region)), type_)
+        compiled = self._compiled.get(type_)
+        if compiled is None:
+            compiled = self._compiled[type_] = self._decoder.compile(type_)
+        return self._decoder.decode(out, memoryview(bytes(region)), compiled)
 
 
 def raw_bytes(array: npt.NDArray[Any]) -> memoryview:

@@ -100,30 +100,36 @@ class MethodContract:
             TypeError: Too many, missing, doubled or unknown arguments, by name.
             EncodeError: A value that its annotation does not allow, or that cannot travel.
         """
+        if self._plain and not kwargs and len(args) == len(self._positional):
+            values = dict(zip(self._positional, args, strict=True))
+        else:
+            values = self._named(args, kwargs)
+        try:
+            return msgspec.convert(values, self.arguments, dec_hook=accept_custom)
+        except (msgspec.ValidationError, RecursionError):
+            # What travels decides: numpy scalars, subclasses and the like become plain on the way.
+            return self._bind_as_travelled(values, codec)
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
             raise TypeError(
                 f"{self.label}() takes {len(self._positional)} positional arguments, "
                 f"got {len(args)}"
             )
         values = dict(zip(self._positional, args, strict=False))
-        if kwargs:
-            for name, value in kwargs.items():
-                if name in values:
-                    raise TypeError(f"{self.label}() got argument {name!r} twice")
-                if name not in self._names:
-                    raise TypeError(
-                        f"{self.label}() has no argument {name!r}; it takes "
-                        f"{', '.join(self._names) or 'none'}"
-                    )
-                values[name] = value
+        for name, value in kwargs.items():
+            if name in values:
+                raise TypeError(f"{self.label}() got argument {name!r} twice")
+            if name not in self._names:
+                raise TypeError(
+                    f"{self.label}() has no argument {name!r}; it takes "
+                    f"{', '.join(self._names) or 'none'}"
+                )
+            values[name] = value
         for name in self._required:
             if name not in values:
                 raise TypeError(f"{self.label}() misses argument {name!r}")
-        try:
-            return msgspec.convert(values, self.arguments, dec_hook=accept_custom)
-        except (msgspec.ValidationError, RecursionError):
-            # What travels decides: numpy scalars, subclasses and the like become plain on the way.
-            return self._bind_as_travelled(values, codec)
+        return values
 
     def _bind_as_travelled(self, values: dict[str, Any], codec: ValueCodec) -> msgspec.Struct:
         try:

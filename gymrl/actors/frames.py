@@ -32,17 +32,20 @@ from gymrl.actors.messages import Message
 from gymrl.errors import EncodeError, FrameTooLargeError, ProtocolError, TornFrameError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from gymrl.actors.segments import SegmentReceiver, SegmentSender
 
-    Deliver = Callable[[Any, memoryview, memoryview | None, int], None]
+    Handler = Callable[[Any, memoryview, memoryview | None, int], None]
 
 HEADER = struct.Struct("<HHIQQ")
 MAGIC = 0x4E67
 SEGMENT = 1
 _REFERENCE = struct.Struct("<QQ")
+_HEADER_SIZE: Final = HEADER.size
 _BLANK = bytes(HEADER.size)
+_unpack_header = HEADER.unpack_from
+_pack_header = HEADER.pack_into
 _MAX_HEAD = 64 << 10
 _RING = 256 << 10
 # From this size on, bytes are not copied through msgpack.
@@ -126,22 +129,16 @@ class FrameWriter:
     ) -> None:
         self.segments = segments
         self._max_bytes = max_bytes
-        self._segment_bytes = segment_bytes
+        self._segment_bytes = segment_bytes if segments is not None else max_bytes
         self._values = ValueEncoder()
-        self._heads = msgspec.msgpack.Encoder()
+        self._encode_head = msgspec.msgpack.Encoder().encode_into
         self._large = LargeBytes()
         self._out = bytearray()
         self._sealed: list[bytes | bytearray] = []
 
-    @property
-    def pending(self) -> int:
-        """Bytes in the open buffer; large parts beside it do not count."""
-        return len(self._out)
-
-    @property
-    def has_large_parts(self) -> bool:
-        """Whether something large waits beside the open buffer."""
-        return bool(self._sealed)
+    def waits_with(self, size: int) -> bool:
+        """Whether at least so many bytes wait to be sent, or anything large."""
+        return len(self._out) >= size or bool(self._sealed)
 
     def take(self) -> list[bytes | bytearray]:
         """All that waits to be sent, in order; it belongs to the caller."""
@@ -172,23 +169,23 @@ class FrameWriter:
         """
         out = self._out
         start = len(out)
-        taken: dict[bytes, bytes] = {}
         out += _BLANK
         try:
-            self._heads.encode_into(head, out, -1)
+            self._encode_head(head, out, -1)
             head_end = len(out)
+            taken: dict[bytes, bytes] | None = None
             if value is not ABSENT:
                 if with_bytes:
+                    taken = {}
                     value = self._large.lift(value, taken)
                 self._values.encode_into(value, out, root)
-            payload = len(out) - head_end
-            arrays = self._values.arrays if value is not ABSENT else None
-            if not arrays and not taken and payload < self._segment_bytes:
-                size = len(out) - start
-                self._check(size, root)
-                HEADER.pack_into(out, start, MAGIC, 0, head_end - start - HEADER.size, payload, 0)
-                return size
-            return self._write_large(start, head_end, taken, root)
+                if taken or self._values.arrays or len(out) - head_end >= self._segment_bytes:
+                    return self._write_large(start, head_end, taken or {}, root)
+            end = len(out)
+            if end - start > self._max_bytes:
+                self._check(end - start, root)
+            _pack_header(out, start, MAGIC, 0, head_end - start - _HEADER_SIZE, end - head_end, 0)
+            return end - start
         except BaseException as error:
             del out[start:]
             if isinstance(error, ENCODE_FAULTS) and not isinstance(error, EncodeError):
@@ -284,19 +281,25 @@ class FrameReader:
     """Cuts what arrives into frames.
 
     Args:
-        deliver: Called with the message, its payload, the region of its arrays and the frame's
-            size. The payload is valid during the call only.
+        handlers: By type of message: called with the message, its payload (valid during the call
+            only), the region of its arrays and the frame's size. May change at any time.
+        otherwise: The same for other types.
         max_bytes: Limit of one frame, checked before it is allocated.
         segments: Where shared segments are found; None: there are none on this link.
     """
 
     def __init__(
-        self, deliver: Deliver, max_bytes: int, segments: SegmentReceiver | None = None
+        self,
+        handlers: Mapping[type, Handler],
+        otherwise: Handler,
+        max_bytes: int,
+        segments: SegmentReceiver | None = None,
     ) -> None:
-        self._deliver = deliver
+        self._handlers = handlers
+        self._otherwise = otherwise
         self._max_bytes = max_bytes
         self._segments = segments
-        self._heads: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+        self._heads: Callable[[memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
         self._ring = memoryview(bytearray(_RING))
         self._start = 0
         self._end = 0
@@ -322,40 +325,62 @@ class FrameReader:
                 return
             whole, self._large = self._large, None
             whole.flags.writeable = False
-            self._take(whole.data, 0, whole.nbytes, owned=True)
+            _, flags, head, payload, region = HEADER.unpack_from(whole.data)
+            self._take(whole.data, 0, (flags, head, payload, region, whole.nbytes), owned=True)
             return
         self._end += count
         self._cut()
 
     def _cut(self) -> None:
-        ring, header = self._ring, HEADER.size
-        while self._end - self._start >= header:
-            size = self._size_at(self._start)
-            have = self._end - self._start
-            if size <= have:
-                start = self._start
-                self._start += size
-                self._take(ring, start, size, owned=False)
-                continue
-            if size > _RING // 2:
-                large = np.empty(size, np.uint8)
-                large.data[:have] = ring[self._start : self._end]
-                self._large, self._large_end = large, have
-                self._start = self._end = 0
-                return
-            break
-        if self._start == self._end:
+        ring, limit = self._ring, self._max_bytes
+        start, end = self._start, self._end
+        while end - start >= _HEADER_SIZE:
+            magic, flags, head, payload, region = _unpack_header(ring, start)
+            size = _HEADER_SIZE + head + payload
+            plain = not (flags or region)
+            if not plain or magic != MAGIC or not 0 < head <= _MAX_HEAD or size > limit:
+                size = self._checked_size(magic, flags, head, payload, region)
+            if size > end - start:
+                if size > _RING // 2:
+                    self._begin_large(start, end, size)
+                    return
+                break
+            # Moved on first: what the message leads to may look at the state.
+            self._start = start + size
+            if plain:
+                body = start + _HEADER_SIZE + head
+                message = self._head(ring[start + _HEADER_SIZE : body])
+                deliver = self._handlers.get(type(message), self._otherwise)
+                deliver(message, ring[body : start + size], None, size)
+            else:
+                self._take(ring, start, (flags, head, payload, region, size), owned=False)
+            start += size
+        if start == end:
             self._start = self._end = 0
-        elif self._start > _RING // 2:
-            rest = self._end - self._start
-            ring[:rest] = ring[self._start : self._end]
-            self._start, self._end = 0, rest
+        elif start > _RING // 2:
+            ring[: end - start] = ring[start:end]
+            self._start, self._end = 0, end - start
 
-    def _size_at(self, start: int) -> int:
-        magic, flags, head, payload, region = HEADER.unpack_from(self._ring, start)
+    def _begin_large(self, start: int, end: int, size: int) -> None:
+        have = end - start
+        large = np.empty(size, np.uint8)
+        large.data[:have] = self._ring[start:end]
+        self._large, self._large_end = large, have
+        self._start = self._end = 0
+
+    def _head(self, data: memoryview) -> Message:
+        try:
+            return self._heads(data)
+        except DECODE_FAULTS as error:
+            raise ProtocolError(f"a message does not decode: {error}") from error
+
+    def _checked_size(self, magic: int, flags: int, head: int, payload: int, region: int) -> int:
+        """How many bytes of the link the frame takes."""
         if magic != MAGIC or flags & ~SEGMENT or not 0 < head <= _MAX_HEAD:
             raise ProtocolError("the other side of the link does not speak gymrl's protocol")
-        size = _frame_size(head, payload, region)
+        size = HEADER.size + head + payload
+        if region:
+            size = aligned(size) + region
         if size > self._max_bytes:
             raise FrameTooLargeError(
                 f"the other side announces a message of {size} bytes; the limit is "
@@ -365,28 +390,27 @@ class FrameReader:
             )
         return HEADER.size + head + _REFERENCE.size if flags & SEGMENT else size
 
-    def _take(self, data: memoryview, start: int, size: int, owned: bool) -> None:
-        _, flags, head_size, payload, region = HEADER.unpack_from(data, start)
+    def _take(
+        self, data: memoryview, start: int, sizes: tuple[int, int, int, int, int], owned: bool
+    ) -> None:
+        flags, head_size, payload, region, size = sizes
         body = start + HEADER.size + head_size
-        try:
-            head = self._heads.decode(data[start + HEADER.size : body])
-        except DECODE_FAULTS as error:
-            raise ProtocolError(f"a message does not decode: {error}") from error
+        head = self._head(data[start + HEADER.size : body])
+        deliver = self._handlers.get(type(head), self._otherwise)
         if flags & SEGMENT:
             shared = self._shared(data, body, payload, region)
             base = aligned(payload)
             arrays = shared[base:] if region else None
-            self._deliver(head, shared[:payload], arrays, payload + region)
+            deliver(head, shared[:payload], arrays, payload + region)
         elif not region:
-            self._deliver(head, data[body : body + payload], None, size)
+            deliver(head, data[body : body + payload], None, size)
         else:
             if not owned:
                 # Arrays are views and outlive the ring: they get this frame's bytes alone.
                 data = memoryview(bytes(data[start : start + size]))
                 body -= start
-                start = 0
             base = aligned(HEADER.size + head_size + payload)
-            self._deliver(head, data[body : body + payload], data[base : base + region], size)
+            deliver(head, data[body : body + payload], data[base : base + region], size)
 
     def _shared(self, data: memoryview, body: int, payload: int, region: int) -> memoryview:
         number, size = _REFERENCE.unpack_from(data, body)
@@ -402,7 +426,7 @@ class FrameReader:
         elif self._end > self._start:
             received, expected = self._end - self._start, None
             if received >= HEADER.size:
-                expected = self._size_at(self._start)
+                expected = self._checked_size(*HEADER.unpack_from(self._ring, self._start))
         else:
             return None
         known = f" of {expected}" if expected is not None else ""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gymrl.actors.channel import Channel
     from gymrl.actors.contract import ActorContract, MethodContract
+    from gymrl.actors.frames import Handler
     from gymrl.actors.options import SpawnOptions
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,10 @@ class Caller:
         name: The actor's name, for errors.
         contract: Its methods.
         options: Windows and deadlines.
-        channel: The link; may be replaced before the first call only.
+
+    Attributes:
+        channel: The link; its handlers must include `handlers`.
+        handlers: Who takes which message of the callee.
     """
 
     def __init__(self, name: str, contract: ActorContract, options: SpawnOptions) -> None:
@@ -46,9 +50,13 @@ class Caller:
         self._streams: dict[int, StreamState] = {}
         self._round_trip = RoundTrip()
         self._decoder = ValueDecoder()
+        self._decode_error = self._decoder.compile(ErrorData)
+        self._decoders = {
+            method: self._decoder.compile(method.result) for method in contract.methods.values()
+        }
         self._end: Callable[[], Exception] | None = None
         self.channel: Channel | None = None
-        self._receive: dict[type, Callable[[Any, memoryview, memoryview | None, int], None]] = {
+        self.handlers: dict[type, Handler] = {
             messages.Result: self._on_result,
             messages.Item: self._on_item,
             messages.End: self._on_end,
@@ -65,16 +73,6 @@ class Caller:
     def ended(self) -> bool:
         """Whether no call can be made any more."""
         return self._end is not None
-
-    def on_message(
-        self, head: Any, payload: memoryview, region: memoryview | None, size: int
-    ) -> bool:
-        """Take a message of the callee; returns whether it was one of ours."""
-        handler = self._receive.get(type(head))
-        if handler is None:
-            return False
-        handler(head, payload, region, size)
-        return True
 
     def end(self, make_error: Callable[[], Exception]) -> None:
         """Fail all that is in flight, and every later call; each gets an error of its own."""
@@ -204,7 +202,7 @@ class Caller:
         self, contract: MethodContract, payload: memoryview, region: memoryview | None
     ) -> Any:
         try:
-            return self._decoder.decode(payload, region, contract.result)
+            return self._decoder.decode(payload, region, self._decoders[contract])
         except msgspec.ValidationError as error:
             raise EncodeError(
                 f"the result of {contract.label} is not what its annotation says: {error}"
@@ -256,7 +254,7 @@ class Caller:
     def decode_error(self, payload: memoryview) -> Exception:
         """The exception in a payload."""
         try:
-            data: ErrorData = self._decoder.decode(payload, None, ErrorData)
+            data: ErrorData = self._decoder.decode(payload, None, self._decode_error)
         except (msgspec.ValidationError, ProtocolError) as error:
             return ProtocolError(f"an error of {self.name} does not decode: {error}")
         return rebuild(data, self.name)

@@ -103,6 +103,7 @@ class ProcessHandle(ActorHandle):
                 process.link, self._options, process.lane, self._on_message, self._on_lost
             )
             self._caller.channel = channel
+            channel.handlers.update(self._caller.handlers)
             channel.send(messages.Hello(messages.PROTOCOL_VERSION, process.pid))
             await self._within(hello, self._options.handshake_timeout_s, "handshake_timeout_s")
             channel.send(
@@ -140,8 +141,6 @@ class ProcessHandle(ActorHandle):
     def _on_message(
         self, head: Any, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
-        if self._caller.on_message(head, payload, region, size):
-            return
         match head:
             case messages.Hello(version=version):
                 error = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,25 +15,15 @@ from gymrl.actors.failures import describe
 from gymrl.actors.frames import ABSENT
 from gymrl.actors.streams import Window
 from gymrl.concurrency import OwnedTasks
-from gymrl.errors import ActorClosedError, ActorError, EncodeError, ProtocolError
+from gymrl.errors import ActorError, EncodeError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymrl.actors.actor import Actor
     from gymrl.actors.channel import Channel
     from gymrl.actors.contract import ActorContract, MethodContract
+    from gymrl.actors.frames import Handler
 
 logger = logging.getLogger(__name__)
-
-
-class _Work:
-    """One call or stream that runs here."""
-
-    def __init__(self, task: asyncio.Task[None], window: Window | None) -> None:
-        self.task = task
-        self.window = window
-        self.cancelled = False
 
 
 class ActorService:
@@ -46,6 +36,9 @@ class ActorService:
         contract: The methods that may be called.
         channel: Where messages come from and go to.
         name: For logs.
+
+    Attributes:
+        handlers: Who takes which message; add them to the channel's.
     """
 
     def __init__(self, actor: Actor, contract: ActorContract, channel: Channel, name: str) -> None:
@@ -54,9 +47,14 @@ class ActorService:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._decoder = ValueDecoder()
-        self._work: dict[int, _Work] = {}
+        self._decoders = {
+            method: self._decoder.compile(method.arguments) for method in contract.methods.values()
+        }
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._windows: dict[int, Window] = {}
+        self._cancelled: set[int] = set()
         self._tasks = OwnedTasks(name)
-        self._receive: dict[type, Callable[[Any, memoryview, memoryview | None], None]] = {
+        self.handlers: dict[type, Handler] = {
             messages.Call: self._on_call,
             messages.Open: self._on_open,
             messages.Credit: self._on_credit,
@@ -64,84 +62,78 @@ class ActorService:
             messages.Ping: self._on_ping,
         }
 
-    def on_message(self, head: Any, payload: memoryview, region: memoryview | None) -> bool:
-        """Take a message of the caller; returns whether it was one of ours."""
-        handler = self._receive.get(type(head))
-        if handler is None:
-            return False
-        handler(head, payload, region)
-        return True
-
     async def stop(self) -> None:
         """Cancel what runs and wait for its end."""
-        for work in self._work.values():
-            work.cancelled = True
+        self._cancelled.update(self._running)
         await self._tasks.close()
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _on_call(self, head: messages.Call, payload: memoryview, region: memoryview | None) -> None:
+    def _on_call(
+        self, head: messages.Call, payload: memoryview, region: memoryview | None, size: int
+    ) -> None:
         contract = self._contract.methods.get(head.method)
-        arguments = self._arguments(head.id, contract, "call", payload, region)
-        if arguments is not None and contract is not None:
-            self._start(head.id, self._call(head.id, contract, arguments), None, contract)
+        try:
+            arguments = self._arguments(contract, "call", payload, region)
+            assert contract is not None
+            task = self._tasks.start(self._call(head.id, contract, arguments), contract.name)
+        except (AttributeError, EncodeError, ProtocolError, RuntimeError) as error:
+            self._fail(head.id, error)
+        else:
+            self._running[head.id] = task
 
-    def _on_open(self, head: messages.Open, payload: memoryview, region: memoryview | None) -> None:
+    def _on_open(
+        self, head: messages.Open, payload: memoryview, region: memoryview | None, size: int
+    ) -> None:
         contract = self._contract.methods.get(head.method)
-        arguments = self._arguments(head.id, contract, "stream", payload, region)
-        if arguments is not None and contract is not None:
-            window = Window(head.window, head.window_bytes)
+        window = Window(head.window, head.window_bytes)
+        try:
+            arguments = self._arguments(contract, "stream", payload, region)
+            assert contract is not None
             stream = self._stream(head.id, contract, arguments, window)
-            self._start(head.id, stream, window, contract)
+            task = self._tasks.start(stream, contract.name)
+        except (AttributeError, EncodeError, ProtocolError, RuntimeError) as error:
+            self._fail(head.id, error)
+        else:
+            self._running[head.id] = task
+            self._windows[head.id] = window
 
     def _arguments(
         self,
-        number: int,
         contract: MethodContract | None,
         kind: str,
         payload: memoryview,
         region: memoryview | None,
-    ) -> msgspec.Struct | None:
+    ) -> msgspec.Struct:
         if contract is None or contract.kind != kind:
-            self._fail(number, AttributeError(f"{self._contract.name} has no such {kind}"))
-            return None
+            raise AttributeError(f"{self._contract.name} has no such {kind}")
         try:
-            arguments: msgspec.Struct = self._decoder.decode(payload, region, contract.arguments)
+            arguments: msgspec.Struct = self._decoder.decode(
+                payload, region, self._decoders[contract]
+            )
         except msgspec.ValidationError as error:
-            self._fail(number, EncodeError(f"{contract.label}(): {error}"))
-            return None
-        except ProtocolError as error:
-            self._fail(number, error)
-            return None
+            raise EncodeError(f"{contract.label}(): {error}") from None
         return arguments
 
-    def _start(
-        self, number: int, coroutine: Any, window: Window | None, contract: MethodContract
-    ) -> None:
-        try:
-            task = self._tasks.start(coroutine, contract.name)
-        except RuntimeError:
-            self._fail(number, ActorClosedError(f"{self._contract.name} is closing"))
-            return
-        self._work[number] = _Work(task, window)
-
     def _on_credit(
-        self, head: messages.Credit, payload: memoryview, region: memoryview | None
+        self, head: messages.Credit, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
-        work = self._work.get(head.id)
-        if work is not None and work.window is not None:
-            work.window.credit(head.items)
+        window = self._windows.get(head.id)
+        if window is not None:
+            window.credit(head.items)
 
     def _on_cancel(
-        self, head: messages.Cancel, payload: memoryview, region: memoryview | None
+        self, head: messages.Cancel, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
-        work = self._work.get(head.id)
-        if work is not None and not work.cancelled:
-            work.cancelled = True
+        task = self._running.get(head.id)
+        if task is not None and head.id not in self._cancelled:
+            self._cancelled.add(head.id)
             # Not at once: a task cancelled before its first step would never send its end.
-            self._loop.call_soon(work.task.cancel)
+            self._loop.call_soon(task.cancel)
 
-    def _on_ping(self, head: messages.Ping, payload: memoryview, region: memoryview | None) -> None:
+    def _on_ping(
+        self, head: messages.Ping, payload: memoryview, region: memoryview | None, size: int
+    ) -> None:
         self._send(messages.Pong(head.token))
 
     # --- work ------------------------------------------------------------------------------------
@@ -160,7 +152,7 @@ class ActorService:
         except BaseException as error:  # noqa: BLE001  # goes to the caller, whatever it is
             self._end_with(number, error)
         finally:
-            self._work.pop(number, None)
+            self._running.pop(number, None)
 
     async def _stream(
         self, number: int, contract: MethodContract, arguments: msgspec.Struct, window: Window
@@ -187,14 +179,15 @@ class ActorService:
         except BaseException as error:  # noqa: BLE001  # goes to the caller, whatever it is
             self._end_with(number, error)
         finally:
-            self._work.pop(number, None)
+            self._running.pop(number, None)
+            self._windows.pop(number, None)
 
     def _end_with(self, number: int, error: BaseException) -> None:
-        work = self._work.get(number)
-        if isinstance(error, asyncio.CancelledError) and work is not None and work.cancelled:
+        if isinstance(error, asyncio.CancelledError) and number in self._cancelled:
             self._send(messages.Cancelled(number))
         else:
             self._fail(number, error)
+        self._cancelled.discard(number)
 
     def _fail(self, number: int, error: BaseException) -> None:
         self._send(messages.Failed(number), describe(error))
