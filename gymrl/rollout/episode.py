@@ -28,14 +28,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from gymrl.config import SamplingParams
-from gymrl.environments.base import Message, MessageLog, Step
 from gymrl.errors import (
     BadLogprobsError,
     EnvironmentContractError,
@@ -43,7 +41,6 @@ from gymrl.errors import (
     NoGenerationError,
     RolloutInfraFailure,
 )
-from gymrl.generation.base import Generated
 from gymrl.generation.parsing import (
     CALL_CLOSE,
     CALL_OPEN,
@@ -56,6 +53,10 @@ from gymrl.scoring.components import reward_number
 from gymrl.types import Reward, Trajectory, Turn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gymrl.environments.base import Message, MessageLog, Step
+    from gymrl.generation.base import Generated
     from gymrl.rollout.native_rows import NativeSample
     from gymrl.rollout.native_text import TextCodec
 
@@ -123,6 +124,11 @@ class Episode:
     @property
     def _room(self) -> int:
         return self._rules.max_seq_len - len(self._token_ids)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is no further call to make."""
+        return self._done
 
     def next_request(self) -> GenerationRequest | None:
         """The next call to make, None when the episode is over. Its budget is at least 1."""

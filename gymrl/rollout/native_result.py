@@ -1,5 +1,6 @@
-"""The result of a native episode as JSON, in the shape of a Gym answer, so that one set of rules
-(scoring, metrics, records) reads both.
+"""The result of a native episode as JSON, in the shape of a Gym answer.
+
+One set of rules (scoring, metrics, records) so reads both.
 
 ``response.output`` holds the messages after the prompt: the model's answers and the environment's
 observations. Beside ``reward`` and ``reward_components`` there are the facts of
@@ -55,7 +56,7 @@ def sound_text(text: str, notes: dict[str, int]) -> str:
     return mended
 
 
-def encode_result(  # noqa: PLR0913 - the parts of one record
+def encode_result(
     facts: EpisodeFacts,
     reward: Reward,
     messages: MessageLog,

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from gymrl.config import Config, FailurePolicy, SamplingParams, require
+from gymrl.environments.base import Message
 from gymrl.errors import RowTypeError, RowValueError
 from gymrl.rollout.encode import encode_body
 from gymrl.rollout.prepare import check_count, sampling_seed
 from gymrl.types import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
-    from gymrl.environments.base import Message
     from gymrl.rollout.native_text import TextCodec
 
 Scheduler = Literal["async", "batched"]
@@ -186,7 +187,7 @@ def _encoded(prompt: NativePrompt, codec: TextCodec) -> tuple[int, ...]:
     return tuple(int(token_id) for token_id in prompt.token_ids)
 
 
-def _attempts(  # noqa: PLR0913 - one prompt's facts
+def _attempts(
     prompt: NativePrompt,
     number: int,
     count: int,

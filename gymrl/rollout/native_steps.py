@@ -1,0 +1,205 @@
+"""Generators and environments as native rollouts use them: several of each, errors as values.
+
+What a generator or an environment raises belongs to the samples of that call and is handed back
+in their places. A broken contract (:class:`~gymrl.errors.EnvironmentContractError`) is nobody's
+sample and ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from gymrl.concurrency import deadline, gather_bounded
+from gymrl.environments.base import Step, steps_of
+from gymrl.environments.local import OpenEnvironment, open_environment
+from gymrl.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EnvironmentContractError,
+    GenerationError,
+    RolloutTimeout,
+)
+
+if TYPE_CHECKING:
+    from gymrl.config import SamplingParams
+    from gymrl.generation.base import Generated, Generator
+    from gymrl.rollout.episode import Episode, GenerationRequest
+
+
+@runtime_checkable
+class BatchGenerator(Protocol):
+    """A generator that takes a whole batch in one call; used by the ``batched`` scheduler."""
+
+    async def generate_batch(
+        self, prompts: Sequence[Sequence[int]], samplings: Sequence[SamplingParams]
+    ) -> Sequence[Generated | Exception]:
+        """One continuation for each prompt, or the error of that prompt alone."""
+        ...
+
+
+class GeneratorPool:
+    """The generators of a run. A sample stays with one, so that its prefix stays cached there.
+
+    Args:
+        generators: At least one; they take turns over the rows.
+        timeout_s: Deadline of one call; None: none.
+
+    Raises:
+        ConfigError: There is none.
+    """
+
+    def __init__(self, generators: Sequence[Generator], timeout_s: float | None) -> None:
+        if not generators:
+            raise ConfigError("give at least one generator", setting="generator")
+        self._generators = tuple(generators)
+        self._timeout_s = timeout_s
+
+    @property
+    def max_model_len(self) -> int:
+        """The shortest context of all."""
+        return min(generator.max_model_len for generator in self._generators)
+
+    def worker_of(self, row: int) -> int:
+        """Which generator serves a row."""
+        return row % len(self._generators)
+
+    async def generate(self, row: int, request: GenerationRequest) -> Generated | Exception:
+        """One call; what it raised is returned."""
+        generator = self._generators[self.worker_of(row)]
+        try:
+            with deadline(self._timeout_s, f"the generation for row {row}", "generation_timeout_s"):
+                return await generator.generate(request.prompt_ids, request.sampling)
+        except Exception as error:  # noqa: BLE001 - it is the sample's outcome, handed back typed
+            return _timeout_as_failure(error)
+
+    async def generate_all(
+        self, rows: Sequence[int], requests: Sequence[GenerationRequest]
+    ) -> list[Generated | Exception]:
+        """One answer for each request, in order, through batch calls where a generator has them."""
+        answers: list[Generated | Exception | None] = [None] * len(rows)
+
+        async def serve(worker: int) -> None:
+            places = [i for i, row in enumerate(rows) if self.worker_of(row) == worker]
+            if not places:
+                return
+            generator = self._generators[worker]
+            if isinstance(generator, BatchGenerator):
+                found = await self._batch(generator, [requests[i] for i in places])
+            else:
+                found = await gather_bounded(lambda i: self.generate(rows[i], requests[i]), places)
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+
+        await gather_bounded(serve, range(len(self._generators)))
+        return [answer for answer in answers if answer is not None]
+
+    async def _batch(
+        self, generator: BatchGenerator, requests: Sequence[GenerationRequest]
+    ) -> Sequence[Generated | Exception]:
+        try:
+            with deadline(
+                self._timeout_s, f"a batch of {len(requests)} generations", "generation_timeout_s"
+            ):
+                answers = await generator.generate_batch(
+                    [request.prompt_ids for request in requests],
+                    [request.sampling for request in requests],
+                )
+        except Exception as error:  # noqa: BLE001 - the outcome of every sample in the batch
+            return [_timeout_as_failure(error)] * len(requests)
+        if len(answers) != len(requests):
+            wrong = GenerationError(
+                f"generate_batch gave {len(answers)} answers for {len(requests)} prompts"
+            )
+            return [wrong] * len(requests)
+        return answers
+
+
+class EnvironmentSet:
+    """The environments of a run by task name.
+
+    Args:
+        environments: By task name; see :func:`gymrl.environments.local.open_environment`.
+        timeout_s: Deadline of one step; None: none.
+        max_threads: Steps of a blocking environment at a time.
+    """
+
+    def __init__(
+        self, environments: Mapping[str, Any], timeout_s: float | None, max_threads: int
+    ) -> None:
+        self._open: dict[str, OpenEnvironment] = {
+            name: open_environment(environment, name=name, max_threads=max_threads)
+            for name, environment in environments.items()
+        }
+        self._timeout_s = timeout_s
+        self._has_parts: dict[str, bool] = {}
+
+    @property
+    def task_names(self) -> list[str]:
+        """Names that prompts may use, sorted."""
+        return sorted(self._open)
+
+    async def step(self, episodes: Sequence[Episode]) -> list[Step | Exception]:
+        """One step of every episode: one call an environment, all environments at once.
+
+        Returns:
+            In the order of `episodes` what the environment said, or what its call raised.
+
+        Raises:
+            EnvironmentContractError: An answer is not what the protocol says, or an environment
+                gives numbers to some samples of the run and reward components to others.
+        """
+        places: dict[str, list[int]] = {}
+        for place, episode in enumerate(episodes):
+            places.setdefault(episode.sample.task_name, []).append(place)
+        found: list[Step | Exception | None] = [None] * len(episodes)
+
+        async def one(name: str) -> None:
+            chosen = [episodes[place] for place in places[name]]
+            for place, step in zip(places[name], await self._call(name, chosen), strict=True):
+                found[place] = step
+
+        await gather_bounded(one, places)
+        return [step for step in found if step is not None]
+
+    async def _call(self, name: str, episodes: Sequence[Episode]) -> Sequence[Step | Exception]:
+        try:
+            with deadline(
+                self._timeout_s, f"a step of environment {name!r}", "environment_timeout_s"
+            ):
+                answer = await self._open[name].step(
+                    [episode.message_log() for episode in episodes],
+                    [episode.metadata for episode in episodes],
+                )
+        except EnvironmentContractError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outcome of the samples in this call
+            return [_timeout_as_failure(error)] * len(episodes)
+        steps = steps_of(answer)
+        for step in steps:
+            self._check_kind(name, step)
+        return steps
+
+    def _check_kind(self, name: str, step: Step) -> None:
+        if step.reward is None:
+            return
+        has_parts = isinstance(step.reward, dict)
+        if self._has_parts.setdefault(name, has_parts) != has_parts:
+            raise EnvironmentContractError(
+                f"environment {name!r} gave numbers to some samples and reward components to "
+                "others; give every sample the same kind",
+                task_name=name,
+            )
+
+    async def metrics(self, name: str, batch: dict[str, Any]) -> dict[str, float]:
+        """What an environment says about all its finished episodes, as ``<task name>/<metric>``."""
+        _, found = await self._open[name].global_post_process_and_metrics(batch)
+        return {f"{name}/{metric}": value for metric, value in found.items()}
+
+
+def _timeout_as_failure(error: Exception) -> Exception:
+    if not isinstance(error, DeadlineExceeded):
+        return error
+    failure = RolloutTimeout(error.message, seconds=error.seconds, setting=error.setting)
+    failure.__cause__ = error
+    return failure
