@@ -43,6 +43,14 @@ async def test_groups_come_back_in_completion_order_and_whole(engine, row):
         assert group.metrics["total_reward/mean"] == 1.0
 
 
+async def test_no_group_is_split_over_workers(make_engine, row):
+    async with make_engine(num_workers=3) as engine:
+        groups = await engine.run([row() for _ in range(5)], num_generations=4)
+    homes = [{facts(sample)["pid"] for sample in group.samples} for group in groups]
+    assert [len(home) for home in homes] == [1, 1, 1, 1, 1]
+    assert len(set.union(*homes)) == 3
+
+
 async def test_run_returns_groups_in_input_order(engine, row):
     rows = [row(delay=0.2, reward=0), row(delay=0.0, reward=1), row(delay=0.1, reward=0)]
     groups = await engine.run(rows, num_generations=2)
