@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymrl.config import GymConfig, RolloutConfig, SamplingParams
+from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, SamplingParams
 from gymrl.errors import BadLogprobsError, ConfigError, RewardContractError, RowValueError
 from gymrl.records import (
     RecordWriter,
@@ -366,6 +366,11 @@ def test_a_config_digest_ignores_where_and_how_fast_a_run_goes():
     assert config_digest(config()) == config_digest(config(num_workers=4, start_timeout_s=5.0))
     moved = msgspec.structs.replace(config().gym, host="127.0.0.2", max_connections=7)
     assert config_digest(config()) == config_digest(config(gym=moved))
+    here, there = (
+        RolloutConfig(generation=GenerationConfig(model="m", port=port), gym=GymConfig())
+        for port in (0, 8000)
+    )
+    assert config_digest(here) == config_digest(there)
     assert config_digest(config()) != config_digest(config(seed=2))
     assert config_digest(config()) != config_digest(
         config(sampling=SamplingParams(temperature=0.5))
