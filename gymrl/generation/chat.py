@@ -59,7 +59,8 @@ class ChatFormat:
     Args:
         tokenizer: A transformers tokenizer with a chat template. Its truncation and padding are
             turned off.
-        end_ids: End-of-turn tokens that the model's configuration names.
+        end_ids: End-of-turn tokens that the model's configuration names. The tokenizer's own, and
+            the one that the template writes after an assistant's text, are added.
         tool_parser: How calls are spelled; ``auto`` reads it off the template.
         reasoning_parser: ``auto``: ``think`` where the template or the vocabulary has the tag.
 
@@ -97,7 +98,8 @@ class ChatFormat:
             if reasoning_parser == "auto"
             else reasoning_parser
         )
-        self.end_ids = frozenset({*end_ids, *self._template_end_ids()})
+        own_end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.end_ids = frozenset({*end_ids, *own_end, *self._template_end_ids()})
         tags = {CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE, PYTHON_TAG}
         vocabulary = tokenizer.get_vocab()
         tag_ids = {vocabulary[tag] for tag in tags if tag in vocabulary}

@@ -13,11 +13,14 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import safetensors.torch
 import torch
+import transformers
 
-from gymrl.errors import WeightUpdateError
+from gymrl.errors import ConfigError, WeightUpdateError
 from gymrl.generation.weights import Manifest, WeightTensor, weight_files
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -137,3 +140,37 @@ def sweep_staged() -> None:
             owner = directory.name.removeprefix(PREFIX).partition("-")[0]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def load_tokenizer(source: str) -> tuple[Any, list[int]]:
+    """The tokenizer of `source`, and the tokens that end a turn.
+
+    Raises:
+        ConfigError: The files are not there, or can't be read.
+    """
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        config = transformers.AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model={source!r} can't be read: {error}", setting="model") from error
+    try:
+        named = transformers.GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:  # a checkpoint may do without the file
+        named = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+    found = [named, tokenizer.eos_token_id]
+    end_ids = [i for ids in found for i in (ids if isinstance(ids, list) else [ids])]
+    return tokenizer, [int(i) for i in end_ids if i is not None]
+
+
+def local_checkpoint(source: str) -> str:
+    """The directory of a model that was loaded, if need be the one in the hub's cache.
+
+    Raises:
+        WeightUpdateError: It is not there.
+    """
+    if Path(source).is_dir():
+        return source
+    try:
+        return str(huggingface_hub.snapshot_download(source, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise WeightUpdateError(f"the files of {source} are not in the cache: {error}") from error

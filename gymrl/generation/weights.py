@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gymrl.config import require
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.base import Generator
 
@@ -37,6 +38,16 @@ PauseMode = Literal["keep", "wait", "abort"]
 """What becomes of the calls in flight: ``keep`` freezes them, computes their caches again with the
 new weights and goes on; ``wait`` lets them end on the old ones first; ``abort`` ends them with what
 they have. In every mode calls that arrive meanwhile wait for the new weights."""
+
+
+def check_pause(pause: str) -> None:
+    """Refuse a mode that is none of ours.
+
+    Raises:
+        ConfigError: Naming the three.
+    """
+    require(pause in get_args(PauseMode), "pause", pause, "use keep, wait or abort")
+
 
 FLOAT_TYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2")
 """Types that weights may have; the generator casts them to its own."""

@@ -145,7 +145,7 @@ def test_a_tokenizer_without_a_template_is_refused():
 
 def test_the_templates_end_of_turn_token_is_read_off_it():
     tokenizer = build_tiny_tokenizer(IGNORES_TOOLS.replace("<|im_end|>", "<|endoftext|>"))
-    assert ChatFormat(tokenizer).end_ids == {0}
+    assert ChatFormat(tokenizer, end_ids=[7]).end_ids == {0, tokenizer.eos_token_id, 7}
 
 
 def test_a_generations_text_has_no_turn_markers_and_keeps_its_tags(tiny_chat):

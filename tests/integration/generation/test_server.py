@@ -1,0 +1,400 @@
+import json
+import math
+import resource
+
+import aiohttp
+import anyio
+import pytest
+
+from gymrl.generation.base import Generated
+from gymrl.generation.chat import ChatFormat
+from gymrl.testing import ScriptedGenerator
+
+USER = [{"role": "user", "content": "hi"}]
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+
+
+def generated(token_ids, finish="stop", logprob=-0.5) -> Generated:
+    return Generated(token_ids=token_ids, logprobs=[logprob] * len(token_ids), finish_reason=finish)
+
+
+@pytest.fixture
+def chat(tokenizer) -> ChatFormat:
+    return ChatFormat(tokenizer)
+
+
+async def test_a_responses_call_returns_text_and_tokens(serve, chat):
+    sampled = [*chat.encode("hello world"), 2]
+    async with serve(ScriptedGenerator([sampled])) as client:
+        answer = await client.ok("/responses", input="hi")
+    (item,) = answer["output"]
+    assert item["content"][0]["text"] == "hello world"
+    assert item["prompt_token_ids"] == chat.render(USER)
+    assert item["generation_token_ids"] == sampled
+    assert item["generation_log_probs"] == [-0.5] * len(sampled)
+    assert answer["object"] == "response"
+    assert answer["usage"]["input_tokens"] == len(chat.render(USER))
+    assert answer["usage"]["output_tokens"] == len(sampled)
+
+
+async def test_a_tool_call_comes_back_and_its_answer_continues_the_tokens(serve, chat):
+    called = [*chat.encode('<tool_call>{"name": "weather", "arguments": {"city": "X"}}'), 5]
+    called += [*chat.encode("</tool_call>"), 2]
+    called.remove(5)
+    generator = ScriptedGenerator([called, [*chat.encode("cold"), 2]])
+    async with serve(generator) as client:
+        first = await client.ok("/responses", input=USER, tools=[WEATHER])
+        (item,) = first["output"]
+        assert (item["type"], item["name"]) == ("function_call", "weather")
+        assert json.loads(item["arguments"]) == {"city": "X"}
+        answer = {"type": "function_call_output", "call_id": item["call_id"], "output": "cold"}
+        second = await client.ok("/responses", input=[*USER, item, answer], tools=[WEATHER])
+    truth = item["prompt_token_ids"] + item["generation_token_ids"]
+    prompt = second["output"][-1]["prompt_token_ids"]
+    assert prompt[: len(truth)] == truth
+    assert generator.calls[1].prompt_ids == prompt
+    assert "<tool_response>\ncold" in chat.tokenizer.decode(prompt[len(truth) :])
+
+
+async def test_seeds_and_top_k_travel_in_extra_body(serve):
+    generator = ScriptedGenerator([[5]])
+    async with serve(generator) as client:
+        await client.ok(
+            "/responses",
+            input="hi",
+            temperature=0.7,
+            top_p=0.9,
+            max_output_tokens=9,
+            metadata={"extra_body": '{"seed": 11, "top_k": 4}'},
+        )
+    sampling = generator.calls[0].sampling
+    assert (sampling.seed, sampling.top_k, sampling.max_tokens) == (11, 4, 9)
+    assert (sampling.temperature, sampling.top_p) == (0.7, 0.9)
+
+
+async def test_every_post_is_also_served_under_a_rollouts_id(serve, chat):
+    async with serve(ScriptedGenerator([[5], [5]])) as client:
+        for path, body in [
+            ("/v1/responses", {"input": "hi"}),
+            ("/v1/chat/completions", {"messages": USER}),
+            ("/tokenize", {"messages": USER}),
+            ("/v1/tokenize", {"prompt": "hi"}),
+        ]:
+            status, _ = await client.post(f"/ng-rollout/t1-r0{path}", body, root=True)
+            assert status == 200
+        deeper = "/ng-rollout/t1-r0/training-token-capture/v1/tokenize"
+        assert (await client.post(deeper, {"prompt": "hi"}, root=True))[0] == 200
+
+
+async def test_chat_completions_carry_tokens_the_way_vllm_writes_them(serve, chat):
+    sampled = [*chat.encode("ab"), 2]
+    async with serve(ScriptedGenerator([sampled])) as client:
+        answer = await client.ok(
+            "/chat/completions", messages=USER, logprobs=True, return_tokens_as_token_ids=True
+        )
+    (choice,) = answer["choices"]
+    assert answer["prompt_token_ids"] == chat.render(USER)
+    assert choice["token_ids"] == sampled
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{i}" for i in sampled]
+    assert choice["message"]["generation_token_ids"] == sampled
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_several_choices_share_a_prompt_and_not_a_seed(serve):
+    generator = ScriptedGenerator([[5], [6], [7]])
+    async with serve(generator) as client:
+        answer = await client.ok("/chat/completions", messages=USER, n=3, seed=1)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert len({call.sampling.seed for call in generator.calls}) == 3
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+async def test_a_chat_tool_call_has_its_finish_reason(serve, chat):
+    called = chat.encode('<tool_call>{"name": "weather", "arguments": {}}</tool_call>')
+    tool = {"type": "function", "function": {"name": "weather"}}
+    async with serve(ScriptedGenerator([[*called, 2]])) as client:
+        answer = await client.ok("/chat/completions", messages=USER, tools=[tool])
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{}"}
+
+
+async def test_a_chat_message_sent_back_continues_its_tokens_and_tokenize_agrees(serve, chat):
+    odd = [35, 98, 257]
+    generator = ScriptedGenerator([generated(odd, "length"), [5]])
+    async with serve(generator) as client:
+        first = await client.ok("/chat/completions", messages=USER)
+        message = first["choices"][0]["message"]
+        messages = [*USER, message, {"role": "user", "content": "more"}]
+        second = await client.ok("/chat/completions", messages=messages)
+        tokenized = await client.ok("/tokenize", messages=messages)
+    truth = first["prompt_token_ids"] + odd
+    assert second["prompt_token_ids"][: len(truth) + 1] == [*truth, 2]
+    assert tokenized["tokens"] == second["prompt_token_ids"]
+    assert tokenized["count"] == len(tokenized["tokens"])
+
+
+async def test_tokenize_takes_a_conversation_or_a_text(serve, chat):
+    async with serve(ScriptedGenerator([])) as client:
+        of_text = await client.ok("/tokenize", prompt="hello", return_token_strs=True)
+        assert of_text["tokens"] == chat.encode("hello")
+        assert of_text["token_strs"] == ["hello"]
+        assert of_text["max_model_len"] == 4096
+        bare = await client.ok("/tokenize", messages=USER, add_generation_prompt=False)
+        assert bare["tokens"] == chat.render(USER, add_generation_prompt=False)
+        for body in ({}, {"prompt": "a", "messages": USER}):
+            assert (await client.post("/tokenize", body))[0] == 400
+
+
+async def test_models_and_health(serve):
+    async with serve(ScriptedGenerator([]), model_name="mine") as client:
+        async with client.session.get(client.base_url + "/models") as answer:
+            (model,) = (await answer.json())["data"]
+        async with client.session.get(client.root + "/health") as answer:
+            assert answer.status == 200
+    assert (model["id"], model["max_model_len"]) == ("mine", 4096)
+
+
+async def test_a_model_that_is_not_served_is_not_found(serve):
+    async with serve(ScriptedGenerator([[5]]), aliases=["org/real"]) as client:
+        status, answer = await client.post("/responses", {"input": "hi", "model": "gpt-4"})
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        await client.ok("/responses", input="hi", model="org/real")
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(serve, chat):
+    async with serve(ScriptedGenerator([[5]], max_model_len=8)) as client:
+        for path, body in [
+            ("/responses", {"input": "hi"}),
+            ("/chat/completions", {"messages": USER}),
+            ("/chat/completions", {"messages": USER, "stream": True}),
+        ]:
+            status, answer = await client.post(path, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert "maximum context length is 8 tokens" in answer["error"]["message"]
+            assert f"{len(chat.render(USER))} tokens" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
+        ({"input": "hi", "temperature": -1}, "temperature"),
+        ({"input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": []}, "input"),
+        ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        (b"{", None),
+        (b"[1]", None),
+        (b'{"input": "hi", "temperature": NaN}', None),
+    ],
+)
+async def test_a_malformed_body_names_its_field(serve, body, param):
+    async with serve(ScriptedGenerator([[5]])) as client:
+        status, answer = await client.post("/responses", body)
+    assert status == 400
+    assert answer["error"]["param"] == param
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert "Traceback" not in answer["error"]["message"]
+
+
+async def test_a_body_over_the_limit_is_413_and_says_so(serve):
+    async with serve(ScriptedGenerator([[5]]), limit=1000) as client:
+        status, answer = await client.post("/responses", {"input": "x" * 2000})
+    assert status == 413
+    assert "max_body_bytes=1000" in answer["error"]["message"]
+
+
+async def test_a_body_beyond_aiohttps_own_limit_is_served(serve):
+    """aio-libs/aiohttp#4474: the framework's default is 1 MiB."""
+    async with serve(ScriptedGenerator([[5]]), limit=64 << 20) as client:
+        await client.ok("/responses", input="hi", unknown="x" * (30 << 20))
+
+
+async def test_a_lone_surrogate_in_a_tool_result_does_not_fail_the_call(serve):
+    async with serve(ScriptedGenerator([[5]])) as client:
+        status, _ = await client.post("/responses", b'{"input": "a\\ud800b"}')
+    assert status == 200
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+async def test_a_log_probability_that_is_no_number_is_an_error_and_never_null(serve, bad):
+    """NVIDIA-NeMo/RL#2962."""
+    async with serve(ScriptedGenerator([generated([5], logprob=bad)])) as client:
+        status, answer = await client.post("/responses", {"input": "hi"})
+    assert (status, answer["error"]["type"]) == (500, "BadLogprobsError")
+
+
+async def test_an_unforeseen_error_is_500_with_its_type_and_no_stack(serve, caplog):
+    def broken(prompt_ids, sampling):
+        raise KeyError("x")
+
+    async with serve(ScriptedGenerator(broken)) as client:
+        status, answer = await client.post("/responses", {"input": "hi"})
+    assert (status, answer["error"]["type"]) == (500, "KeyError")
+    assert "line" not in answer["error"]["message"]
+    assert "Traceback" in caplog.text
+
+
+async def test_a_generator_that_closes_under_the_call_is_503(serve):
+    async with serve(ScriptedGenerator([generated([5], "abort")])) as client:
+        status, _ = await client.post("/responses", {"input": "hi"})
+    assert status == 503
+
+
+async def test_an_unknown_path_and_a_wrong_method_are_told_in_json(serve):
+    async with serve(ScriptedGenerator([])) as client:
+        assert (await client.post("/nowhere", {}))[0] == 404
+        async with client.session.get(client.base_url + "/responses") as answer:
+            assert answer.status == 405
+            assert "GET /v1/responses" in (await answer.json())["error"]["message"]
+
+
+async def test_a_client_that_disconnects_cancels_its_generation(serve):
+    started = anyio.Event()
+
+    async def never(prompt_ids, sampling):
+        started.set()
+        await anyio.sleep_forever()
+
+    generator = ScriptedGenerator(never)
+    async with serve(generator) as client:
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.post, "/responses", {"input": "hi"})
+            await started.wait()
+            group.cancel_scope.cancel()
+        for _ in range(500):
+            if generator.cancelled:
+                break
+            await anyio.sleep(0.01)
+        assert generator.cancelled == 1
+
+
+async def test_rewritten_history_is_refused_or_starts_a_segment(serve):
+    from gymrl.testing import build_tiny_tokenizer
+
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }} {{ 'x' if loop.last else m.content }}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+    )
+    chat = ChatFormat(build_tiny_tokenizer(template))
+    carried = {"prompt_token_ids": [1], "generation_token_ids": [5]}
+    items = [*USER, {"role": "assistant", "content": "a", **carried}, *USER]
+    async with serve(ScriptedGenerator([[5]]), chat=chat) as client:
+        status, answer = await client.post("/responses", {"input": items})
+        assert (status, answer["error"]["code"]) == (400, "prefix_rewritten")
+        assert "at token" in answer["error"]["message"]
+    async with serve(ScriptedGenerator([[5]]), chat=chat, on_rewrite="segment") as client:
+        answer = await client.ok("/responses", input=items)
+        messages = [{"role": m["role"], "content": m["content"]} for m in items]
+        assert answer["output"][0]["prompt_token_ids"] == chat.render(messages)
+
+
+async def read_events(client, **body) -> list:
+    url = client.base_url + "/chat/completions"
+    async with client.session.post(url, json={"stream": True, **body}) as answer:
+        assert answer.status == 200
+        assert answer.content_type == "text/event-stream"
+        text = (await answer.read()).decode()
+    lines = [block.removeprefix("data: ") for block in text.split("\n\n") if block]
+    assert lines[-1] == "[DONE]" or "error" in lines[-1]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+async def test_a_stream_adds_up_to_the_answer_without_one(serve, chat):
+    plain = ChatFormat(chat.tokenizer, reasoning_parser="none")
+    sampled = [*chat.encode("héllo 🤗 world"), 2]
+    async with serve(ScriptedGenerator([sampled, sampled]), chat=plain) as client:
+        events = await read_events(
+            client, messages=USER, logprobs=True, stream_options={"include_usage": True}
+        )
+        whole = await client.ok("/chat/completions", messages=USER, logprobs=True)
+    assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    assert [i for choice in choices for i in choice.get("token_ids", [])] == sampled
+    pieces = [choice["delta"].get("content") or "" for choice in choices]
+    assert "".join(pieces) == whole["choices"][0]["message"]["content"] == "héllo 🤗 world"
+    assert len([piece for piece in pieces if piece]) > 3
+    logprobs = [e for c in choices if c["logprobs"] for e in c["logprobs"]["content"]]
+    assert logprobs == whole["choices"][0]["logprobs"]["content"]
+    assert choices[-1]["finish_reason"] == "stop"
+    assert events[-1]["usage"] == whole["usage"]
+
+
+async def test_a_stream_with_tools_ends_with_the_call(serve, chat):
+    called = chat.encode('<think>hm</think><tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    tool = {"type": "function", "function": {"name": "f"}}
+    async with serve(ScriptedGenerator([[*called, 2]])) as client:
+        events = await read_events(client, messages=USER, tools=[tool])
+    last = events[-1]["choices"][0]
+    assert last["delta"]["tool_calls"][0]["function"]["name"] == "f"
+    assert last["delta"]["reasoning"] == "hm"
+    assert last["finish_reason"] == "tool_calls"
+
+
+async def test_a_stream_of_several_choices_keeps_them_apart(serve):
+    async with serve(ScriptedGenerator([[5, 6], [7, 8]])) as client:
+        events = await read_events(client, messages=USER, n=2)
+    by_index: dict[int, list[int]] = {0: [], 1: []}
+    for event in events:
+        for choice in event["choices"]:
+            by_index[choice["index"]] += choice.get("token_ids", [])
+    assert sorted(by_index.values()) == [[5, 6], [7, 8]]
+
+
+async def test_an_error_in_a_stream_is_an_event(serve, caplog):
+    async with serve(ScriptedGenerator([])) as client:
+        events = await read_events(client, messages=USER)
+    assert events[-1]["error"]["type"] == "GenerationError"
+
+
+async def test_a_client_that_leaves_a_stream_cancels_its_generation(serve):
+    async def never(prompt_ids, sampling):
+        await anyio.sleep_forever()
+
+    generator = ScriptedGenerator(never)
+    async with serve(generator) as client:
+        url = client.base_url + "/chat/completions"
+        answer = await client.session.post(url, json={"messages": USER, "stream": True})
+        await answer.content.readline()
+        answer.close()
+        for _ in range(500):
+            if generator.cancelled:
+                break
+            await anyio.sleep(0.01)
+    assert generator.cancelled == 1
+
+
+async def test_two_thousand_calls_at_once_are_all_in_flight(serve):
+    """A server that answers only when all of them are there: nobody is refused or queued."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count, arrived, all_there = 2048, 0, anyio.Event()
+
+    async def together(prompt_ids, sampling):
+        nonlocal arrived
+        arrived += 1
+        if arrived == count:
+            all_there.set()
+        await all_there.wait()
+        return generated([5])
+
+    statuses = []
+    async with serve(ScriptedGenerator(together)) as client:
+        timeout = aiohttp.ClientTimeout(total=None)
+
+        async def call() -> None:
+            async with client.session.post(
+                client.base_url + "/responses", json={"input": "hi"}, timeout=timeout
+            ) as answer:
+                statuses.append(answer.status)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(count):
+                group.start_soon(call)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert statuses == [200] * count

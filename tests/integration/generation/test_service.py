@@ -1,0 +1,64 @@
+import aiohttp
+import pytest
+
+from gymrl.actors import spawn
+from gymrl.config import GenerationConfig
+from gymrl.errors import ActorStartError, ConfigError, ServerStartError
+from gymrl.generation.service import GenerationEndpoint, GenerationService
+
+IN_PROCESS = pytest.mark.parametrize("in_process", [True, False])
+
+
+async def ask(endpoint: GenerationEndpoint) -> dict:
+    async with aiohttp.ClientSession() as session:
+        body = {"input": "hello", "max_output_tokens": 4, "seed": 1, "model": endpoint.model}
+        async with session.post(endpoint.base_url + "/responses", json=body) as answer:
+            assert answer.status == 200
+            return await answer.json()
+
+
+@IN_PROCESS
+async def test_a_service_loads_serves_and_closes(tiny_directory, in_process):
+    config = GenerationConfig(
+        model=str(tiny_directory), served_model_name="tiny", max_model_len=512
+    )
+    async with spawn(GenerationService, in_process=in_process, config=config) as service:
+        endpoint = await service.call("start")
+        assert endpoint.base_url.startswith("http://127.0.0.1:")
+        assert endpoint.base_url.endswith("/v1")
+        assert (endpoint.model, endpoint.max_model_len) == ("tiny", 512)
+        assert await service.call("start") == endpoint
+        await service.call("health_check")
+        answer = await ask(endpoint)
+        assert len(answer["output"][-1]["generation_token_ids"]) == 4
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await ask(endpoint)
+
+
+async def test_both_ways_of_running_give_the_same_tokens(tiny_directory):
+    sampled = []
+    config = GenerationConfig(model=str(tiny_directory), max_batch_size=1)
+    for in_process in (True, False):
+        async with spawn(GenerationService, in_process=in_process, config=config) as service:
+            answer = await ask(await service.call("start"))
+            sampled.append(answer["output"][-1]["generation_token_ids"])
+    assert sampled[0] == sampled[1]
+
+
+@IN_PROCESS
+async def test_a_model_that_is_not_there_fails_the_set_up_by_name(tmp_path, in_process):
+    config = GenerationConfig(model=str(tmp_path / "nowhere"))
+    with pytest.raises(ActorStartError, match="no such directory") as caught:
+        await spawn(GenerationService, in_process=in_process, config=config)
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+async def test_a_port_that_is_taken_is_named(tiny_directory):
+    config = GenerationConfig(model=str(tiny_directory))
+    async with spawn(GenerationService, in_process=True, config=config) as first:
+        endpoint = await first.call("start")
+        port = int(endpoint.base_url.rsplit(":", 1)[1].removesuffix("/v1"))
+        taken = GenerationConfig(model=str(tiny_directory), port=port)
+        async with spawn(GenerationService, in_process=True, config=taken) as second:
+            with pytest.raises(ServerStartError, match=str(port)):
+                await second.call("start")
