@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gymrl.config import RolloutConfig, SamplingParams
     from gymrl.rollout.progress import RolloutObserver
+    from gymrl.scoring import ScoringWarning
     from gymrl.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class RolloutEngine:
         self.fleet = fleet or Fleet(config)
         self._batches: set[Batch] = set()
         self._has_warned = False
+        self._warned: set[ScoringWarning] = set()
 
     async def __aenter__(self) -> Self:
         self.progress = Progress()
@@ -170,7 +172,7 @@ class RolloutEngine:
             max_total_tokens=self.max_model_len,
             training=training,
         )
-        run = Run(self.config, shards, self.progress, self._observer)
+        run = Run(self.config, shards, self.progress, self._observer, self._warned)
         return self._groups(Batch(run, prepared, sizes, scoring))
 
     async def _groups(self, batch: Batch) -> AsyncGenerator[RolloutGroup, None]:

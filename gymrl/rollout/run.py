@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from gymrl.rollout.merge import StreamMerge, Tagged
 from gymrl.rollout.prepare import next_attempt
 from gymrl.rollout.retry import Attempts, ends_run, located, run_error
 from gymrl.rollout.timing import TIMER_PREFIX, merge_timings
-from gymrl.scoring import ScoredGroup, score
+from gymrl.scoring import GroupStats, ScoredGroup, score
 from gymrl.types import Failure, RolloutGroup, Row, RowResult
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from gymrl.gym.shards import ShardSet
     from gymrl.rollout.prepare import GroupSizes
     from gymrl.rollout.progress import Progress, RolloutObserver
-    from gymrl.scoring import Scoring
+    from gymrl.scoring import Scoring, ScoringWarning
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,12 +43,14 @@ class Run:
         shards: Who serves what.
         progress: Counted in.
         observer: Told of rows and groups.
+        warned: Warnings of the scoring that were logged already; each is logged once.
     """
 
     config: RolloutConfig
     shards: ShardSet[ActorHandle]
     progress: Progress
     observer: RolloutObserver | None = None
+    warned: set[ScoringWarning] = dataclasses.field(default_factory=set)
 
 
 class Batch:
@@ -208,10 +214,46 @@ class Batch:
         if group.failures and self._run.config.failure_policy == "drop_group":
             self._run.progress.groups_dropped += 1
             return None
-        scored: ScoredGroup = score(group, self._scoring)
+        scored = self._score_prompts(group)
         if self._run.observer is not None:
             self._run.observer.on_group(scored.group, scored.stats)
         return scored.group
+
+    def _score_prompts(self, group: RolloutGroup) -> ScoredGroup:
+        """Score prompt by prompt: a group that is the whole batch may hold several."""
+        size = self._sizes.identity_size
+        places = range(len(group.rows))
+        prompts = [
+            list(run) for _, run in itertools.groupby(places, lambda n: group.rows[n].index // size)
+        ]
+        if len(prompts) == 1:
+            return self._score(group)
+        parts = [
+            self._score(
+                msgspec.structs.replace(
+                    group,
+                    rows=tuple(group.rows[place] for place in prompt),
+                    samples=tuple(group.samples[place] for place in prompt),
+                )
+            )
+            for prompt in prompts
+        ]
+        stats = GroupStats.merged(part.stats for part in parts)
+        samples = tuple(sample for part in parts for sample in part.group.samples)
+        scored = msgspec.structs.replace(group, samples=samples, metrics=stats.scalars())
+        return ScoredGroup(group=scored, stats=stats)
+
+    def _score(self, group: RolloutGroup) -> ScoredGroup:
+        """Score the attempts at one prompt, and log what is to be heard."""
+        scored = score(group, self._scoring)
+        for warning in scored.warnings:
+            if warning not in self._run.warned:
+                self._run.warned.add(warning)
+                logger.warning("agent %s: %s", warning.agent, warning.message)
+        if scored.length_report is not None:
+            for line in scored.length_report.lines():
+                logger.info("group %d: %s", group.index, line)
+        return scored
 
 
 async def _rows_from(

@@ -23,6 +23,7 @@ from gymrl.errors import (
     UnsupportedOptionError,
 )
 from gymrl.rollout.prepare import GroupSizes
+from gymrl.scoring import LengthPenaltyConfig, ScoringConfig
 from gymrl.tensors import to_batch
 from gymrl.types import Failure
 
@@ -299,6 +300,22 @@ async def test_a_whole_batch_as_one_group_may_mix_agents(engine, row):
     assert [r.task_index for r in group.rows] == [0, 0, 1, 1]
     assert [r.rollout_index for r in group.rows] == [0, 1, 0, 1]
     assert {sample.agent for sample in group.samples} == {"math_agent", "code_agent"}
+
+
+async def test_a_whole_batch_as_one_group_is_scored_prompt_by_prompt(make_engine, row, caplog):
+    block = {"default": {"length_type": "chars", "total_bonus": 0.5}}
+    scoring = ScoringConfig(length_penalty=LengthPenaltyConfig.from_dict(block))
+    sizes = GroupSizes(group=4, routing=2, identity=2, returns_entire_batch=True)
+    async with make_engine(scoring=scoring, num_workers=2) as engine:
+        rows = [row(reward=0.0), row(reward=0.0), row(reward=1.0), row(reward=0.5)]
+        for _ in range(2):
+            (group,) = [group async for group in engine.stream_repeated(rows, sizes)]
+    assert group.metrics["baseline_reward/pct_0"] == 50.0
+    assert group.metrics["baseline_reward/pct_mixed"] == 50.0
+    # Only the second prompt has a graded reward: the first is not skipped with it.
+    assert group.metrics["length_penalty/skipped_non_binary_frac"] == 0.5
+    heard = [record.message for record in caplog.records if "math_agent" in record.message]
+    assert len(heard) == 1
 
 
 class Watcher:
