@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -16,7 +17,9 @@ from gymrl.errors import GenerationError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.policy import Policy
 from gymrl.generation.server import GenerationServer
-from gymrl.generation.transformers import TransformersGenerator
+
+if TYPE_CHECKING:
+    from gymrl.generation.transformers import TransformersGenerator
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +52,7 @@ class GenerationService(Actor):
         self._config = config
         self._server: GenerationServer | None = None
         self._endpoint: GenerationEndpoint | None = None
-        self._generator, tokenizer = await anyio.to_thread.run_sync(
-            TransformersGenerator.load, config
-        )
+        self._generator, tokenizer = await anyio.to_thread.run_sync(_load, config)
         try:
             chat = await anyio.to_thread.run_sync(
                 ChatFormat.from_config, tokenizer, config, tuple(self._generator.end_ids)
@@ -109,6 +110,14 @@ class GenerationService(Actor):
         await close_within(self._generator.close(), CLOSE_TIMEOUT_S, "the generator")
         if server is not None:
             await close_within(server.close(), CLOSE_TIMEOUT_S, "the generation server")
+
+
+def _load(config: GenerationConfig) -> tuple[TransformersGenerator, Any]:
+    # Loaded where the model is: a driver imports this module for the actor's name alone, and
+    # needs neither torch's seconds nor its memory.
+    from gymrl.generation.transformers import TransformersGenerator  # noqa: PLC0415
+
+    return TransformersGenerator.load(config)
 
 
 def _raise_open_file_limit() -> None:
