@@ -1,26 +1,25 @@
 """Start, watch and stop the servers of one worker.
 
-Each instance of a configuration becomes a :class:`ServedInstance` of one of three kinds: an
-embedded server (``entrypoint: package.module:Class``), which runs here; a server that somebody else
-runs at the ``host`` and ``port`` it names; and a model, of which only the address matters. A kind
-that starts real Gym servers in their own interpreter fits in beside them.
+An instance of the configuration is an embedded server (``entrypoint: package.module:Class``), which
+runs here; or a server that somebody else runs at the ``host`` and ``port`` it names; or a model, of
+which only the address matters.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 
 from gymrl.concurrency import close_within, gather_bounded
-from gymrl.errors import ConfigError, RolloutFailure, ServerDiedError, ServerStartError
-from gymrl.gym.embedded.base import EmbeddedServer, Peers
+from gymrl.errors import ConfigError, RolloutFailure, ServerStartError
+from gymrl.gym.embedded.base import Peers
+from gymrl.gym.health import check_alive, wait_until_up
+from gymrl.gym.instances import ServedInstance, make_instance
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.registry import (
     AGENTS,
@@ -38,74 +37,7 @@ if TYPE_CHECKING:
     from gymrl.gym.client import HttpPool
 
 POLICY_MODEL = "policy_model"
-PROBE_INTERVAL_S = 0.1
-PROBE_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 5.0
-
-_ENTRYPOINT = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-
-
-class ServedInstance(Protocol):
-    """A server instance that has an address."""
-
-    config: InstanceConfig
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        ...
-
-    async def start(self) -> None:
-        """Make it listen; :attr:`url` is known after. Does not wait until it answers."""
-        ...
-
-    async def stop(self) -> None:
-        """Stop it; nothing of it remains. Safe to call twice."""
-        ...
-
-
-class EmbeddedInstance:
-    """A server of ours in this event loop."""
-
-    def __init__(self, config: InstanceConfig, server: EmbeddedServer, ports: PortRange) -> None:
-        self.config = config
-        self._server = server
-        self._listener = Listener(server.application(), ports)
-        self._opened = False
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return self._listener.url
-
-    async def start(self) -> None:
-        """Open the server and listen."""
-        await self._server.open()
-        self._opened = True
-        await self._listener.start()
-
-    async def stop(self) -> None:
-        """Cancel its requests, stop listening, close the server."""
-        await self._listener.stop()
-        if self._opened:
-            self._opened = False
-            await self._server.close()
-
-
-class RemoteInstance:
-    """A server that somebody else runs."""
-
-    def __init__(self, config: InstanceConfig) -> None:
-        self.config = config
-        self.url = RouteTable({config.name: {config.kind: {config.impl: config.block}}}).url_of(
-            config.name
-        )
-
-    async def start(self) -> None:
-        """Nothing to start."""
-
-    async def stop(self) -> None:
-        """Nothing to stop."""
 
 
 class ServerSet:
@@ -153,13 +85,15 @@ class ServerSet:
         waiting: set[str] = set()
         with anyio.move_on_after(seconds) as scope:
             await self._registry_listener.start()
+            for url in base_urls:
+                split_address(url)
             peers = Peers(model_name)
             instances = read_instances(self._config.servers)
             _introduce_models(peers, instances, base_urls)
             waiting |= instances.keys()
             for config in instances.values():
                 if config.kind != MODELS:
-                    self._instances.append(await self._make(config, peers))
+                    self._instances.append(await make_instance(config, peers, self._ports))
             for instance in self._instances:
                 await self._start_one(instance)
                 peers.set(instance.config.name, instance.url)
@@ -169,7 +103,7 @@ class ServerSet:
             waiting.clear()
             waiting |= probes.keys()
             await gather_bounded(
-                lambda item: _wait_until_up(pool, *item, waiting), sorted(probes.items())
+                lambda item: wait_until_up(pool, *item, waiting), sorted(probes.items())
             )
         if scope.cancelled_caught:
             raise ServerStartError(
@@ -178,31 +112,6 @@ class ServerSet:
                 instance=sorted(waiting)[0] if waiting else None,
             )
         self._publish(instances, base_urls, model_name)
-
-    async def _make(self, config: InstanceConfig, peers: Peers) -> ServedInstance:
-        entrypoint = config.block.get("entrypoint")
-        match = _ENTRYPOINT.fullmatch(entrypoint) if isinstance(entrypoint, str) else None
-        if match is None:
-            if config.block.get("port") is not None:
-                return RemoteInstance(config)
-            raise ConfigError(
-                f"instance {config.name!r}: entrypoint {entrypoint!r} is not one of ours "
-                "(package.module:Class), and it names no host and port of a server that runs; "
-                "start it elsewhere and give its address, or its registry as registry_url",
-                setting=config.name,
-            )
-        # Importing an environment may take seconds and must not hold the loop.
-        server_class = await anyio.to_thread.run_sync(
-            _load, config.name, match.group(1), match.group(2)
-        )
-        if server_class.kind != config.kind:
-            raise ConfigError(
-                f"instance {config.name!r} stands under {config.kind}, but {entrypoint} belongs "
-                f"under {server_class.kind}",
-                setting=config.name,
-            )
-        ports = self._ports.fixed(config.block.get("host"), config.block.get("port"))
-        return EmbeddedInstance(config, server_class(config.name, config.block, peers), ports)
 
     async def _start_one(self, instance: ServedInstance) -> None:
         name = instance.config.name
@@ -247,60 +156,14 @@ class ServerSet:
         await check_alive(pool, {"registry": self.registry_url, **addresses})
 
     async def stop(self) -> None:
-        """Stop everything, the last started first. Safe to call twice."""
+        """Stop everything. Safe to call twice."""
         instances, self._instances = self._instances, []
-        for instance in reversed(instances):
+
+        async def stop(instance: ServedInstance) -> None:
             await close_within(instance.stop(), STOP_TIMEOUT_S, f"server {instance.config.name}")
+
+        await gather_bounded(stop, instances)
         await self._registry_listener.stop()
-
-
-async def check_alive(pool: HttpPool, addresses: dict[str, str]) -> None:
-    """GET ``/`` of every server; any status is life.
-
-    Raises:
-        ServerDiedError: One refuses connections or stays silent; names it.
-    """
-
-    async def check(item: tuple[str, str]) -> None:
-        name, url = item
-        problem: object = f"no answer within {PROBE_TIMEOUT_S:g} s"
-        with anyio.move_on_after(PROBE_TIMEOUT_S):
-            try:
-                await pool.get(f"{url}/")
-            except RolloutFailure as error:
-                problem = error
-            else:
-                return
-        raise ServerDiedError(f"server {name!r} is gone: {problem}", instance=name, url=url)
-
-    await gather_bounded(check, addresses.items())
-
-
-async def _wait_until_up(pool: HttpPool, name: str, url: str, waiting: set[str]) -> None:
-    while True:
-        try:
-            await pool.get(url)
-        except RolloutFailure:
-            await anyio.sleep(PROBE_INTERVAL_S)
-        else:
-            waiting.discard(name)
-            return
-
-
-def _load(instance: str, module: str, name: str) -> type[EmbeddedServer]:
-    try:
-        loaded = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"instance {instance!r}: entrypoint {module}:{name} cannot be imported: {error}",
-            setting=instance,
-        ) from error
-    if not (isinstance(loaded, type) and issubclass(loaded, EmbeddedServer)):
-        raise ConfigError(
-            f"instance {instance!r}: entrypoint {module}:{name} is no embedded server class",
-            setting=instance,
-        )
-    return loaded
 
 
 def _introduce_models(

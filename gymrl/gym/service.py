@@ -20,9 +20,10 @@ from gymrl.config import GymConfig  # noqa: TC001 - actors read annotations at r
 from gymrl.errors import ConfigError, ServerError
 from gymrl.gym.client import GymClient, HttpPool
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions
+from gymrl.gym.health import check_alive, wait_for_registry
 from gymrl.gym.registry import RouteTable, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
-from gymrl.gym.servers import ServerSet, check_alive
+from gymrl.gym.servers import ServerSet
 from gymrl.types import Row, RowResult  # noqa: TC001 - actors read annotations at run time
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class GymService(Actor):
 
     async def _spin_up(self, pool: HttpPool, base_urls: list[str], model_name: str) -> GymEndpoint:
         if self._config.registry_url is not None:
+            await wait_for_registry(pool, self._config.registry_url, self._config.spinup_timeout_s)
             self._table = await read_registry(pool, self._config.registry_url)
             return GymEndpoint(self._config.registry_url, self._table.routes)
         self._servers = ServerSet(self._config)

@@ -41,7 +41,8 @@ class SessionCookie:
         payload, _, signature = request.cookies.get(self.name, "").partition(".")
         if payload and hmac.compare_digest(signature, self._sign(payload)):
             try:
-                return str(json.loads(base64.urlsafe_b64decode(payload))["session_id"])
+                padded = payload + "=" * (-len(payload) % 4)
+                return str(json.loads(base64.urlsafe_b64decode(padded))["session_id"])
             except (binascii.Error, ValueError, KeyError, TypeError):
                 return str(uuid.uuid4())
         return str(uuid.uuid4())
@@ -49,7 +50,8 @@ class SessionCookie:
     def value(self, session_id: str) -> str:
         """The cookie's value for a session."""
         text = json.dumps({"session_id": session_id}).encode()
-        payload = base64.urlsafe_b64encode(text).decode()
+        # Padding would have to be quoted in a cookie.
+        payload = base64.urlsafe_b64encode(text).decode().rstrip("=")
         return f"{payload}.{self._sign(payload)}"
 
     def write(self, response: web.StreamResponse, session_id: str) -> None:

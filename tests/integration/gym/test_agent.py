@@ -184,6 +184,20 @@ async def test_a_call_that_was_cut_short_ends_the_episode_before_its_tools():
     assert len(setting.model.bodies) == 1
 
 
+async def test_keys_that_the_agent_does_not_know_reach_the_model():
+    """NVIDIA-NeMo/Gym#1545: nothing of a request is lost on the way."""
+    params = {
+        "input": "go",
+        "temperature": 0.7,
+        "metadata": {"extra_body": '{"seed": 3}'},
+        "x_y": 1,
+    }
+    async with Setting([DONE]) as setting:
+        await setting.post(responses_create_params=params)
+    expected = [{"role": "user", "content": "go", "type": "message"}]
+    assert setting.model.bodies == [{**params, "input": expected, "model": "policy"}]
+
+
 async def test_usage_is_summed_over_the_calls():
     async with Setting([call("increment", {}), DONE]) as setting:
         answer = json.loads((await setting.post()).body)

@@ -17,7 +17,8 @@ from gymrl.errors import (
 )
 from gymrl.gym.client import GymClient, HttpPool
 from gymrl.gym.episode import EpisodeOptions
-from gymrl.gym.registry import read_registry
+from gymrl.gym.listener import Listener, PortRange
+from gymrl.gym.registry import RegistryServer, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
 from gymrl.gym.service import GymService
 from gymrl.testing.gym_server import (
@@ -229,6 +230,44 @@ async def test_a_server_that_is_not_ready_in_time_is_named_and_the_rest_is_stopp
             assert caught.value.instance == "far_away"
             assert "arith" not in str(caught.value).split(": ")[-1]
     assert not [task for task in asyncio.all_tasks() - before if not task.done()]
+
+
+async def test_a_registry_that_is_still_starting_is_waited_for(make_row):
+    registry = RegistryServer()
+    listener = Listener(registry.application(), PortRange())
+    await listener.start()
+
+    async def publish_soon():
+        await anyio.sleep(0.3)
+        registry.publish({}, [])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(publish_soon)
+        config = GymConfig(registry_url=listener.url)
+        async with spawn(GymService, in_process=True, config=config) as gym:
+            endpoint = await gym.call("spin_up", [], "policy")
+    assert endpoint.registry_url == listener.url
+    await listener.stop()
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_a_registry_that_is_not_ready_in_time_is_named(started):
+    listener = Listener(RegistryServer().application(), PortRange())
+    await listener.start()
+    url = listener.url
+    if not started:
+        await listener.stop()
+    config = GymConfig(registry_url=url, spinup_timeout_s=0.3)
+    async with spawn(GymService, in_process=True, config=config) as gym:
+        with pytest.raises(ServerStartError, match=f"{url} was not ready within 0.3 s"):
+            await gym.call("spin_up", [], "policy")
+    await listener.stop()
+
+
+async def test_a_policy_address_that_is_no_url_is_refused():
+    async with spawn(GymService, in_process=True, config=GymConfig(servers=ARITHMETIC)) as gym:
+        with pytest.raises(ConfigError, match="'localhost/v1' is no URL"):
+            await gym.call("spin_up", ["localhost/v1"], "policy")
 
 
 async def test_a_policy_that_does_not_answer_is_named_at_spin_up():

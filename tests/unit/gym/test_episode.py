@@ -377,6 +377,22 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted():
     assert json.loads(trajectory.result)["tool"] == "\ufffd\ufffd"
 
 
+@pytest.mark.parametrize("text", ["\x00", "a\r\nb", "𠀀 💡", "\ufeff"])
+def test_odd_but_sound_text_comes_back_as_it_was(text):
+    for body in (
+        json.dumps(answer(*TWO_TURNS, tool=text)).encode(),
+        json.dumps(answer(*TWO_TURNS, tool=text), ensure_ascii=False).encode(),
+    ):
+        trajectory = read(body)
+        assert trajectory.notes == {}
+        assert json.loads(trajectory.result)["tool"] == text
+
+
+def test_a_byte_order_mark_before_the_answer_is_dropped():
+    body = b"\xef\xbb\xbf" + json.dumps(answer(*TWO_TURNS)).encode()
+    assert read(body).result.startswith(b"{")
+
+
 def test_bare_nan_in_the_verifiers_extras_reads_as_null_and_is_counted():
     body = json.dumps(answer(*TWO_TURNS, score=float("nan"), text="NaN")).encode()
     trajectory = read(body)
