@@ -39,11 +39,11 @@ def check_request(request: ResponsesRequest) -> None:
             "previous_response_id: this server keeps no conversations; send the whole input",
             param="previous_response_id",
         )
-    for name in ("background", "stream"):
-        if getattr(request, name):
-            raise GenerationRequestError(
-                f"{name}: not supported on /v1/responses; leave it out", param=name
-            )
+    if request.background:
+        raise GenerationRequestError(
+            "background: this server answers while the client waits; leave it out",
+            param="background",
+        )
     check_text_format((request.text or {}).get("format"), "text.format")
 
 
@@ -194,32 +194,49 @@ def response_of(
         "generation_log_probs": completion.generated.logprobs,
     }
     num_prompt, num_sampled = len(completion.prompt_ids), len(completion.generated.token_ids)
-    nothing = dict.fromkeys(
-        (
-            "background",
-            "conversation",
-            "error",
-            "max_tool_calls",
-            "previous_response_id",
-            "prompt",
-            "prompt_cache_key",
-            "safety_identifier",
-            "service_tier",
-            "top_logprobs",
-            "truncation",
-        )
-    )
-    return nothing | {
+    return opened_response(request, model_name) | {
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": output,
+        "usage": {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": num_sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_prompt + num_sampled,
+        },
+    }
+
+
+_ALWAYS_NULL = (
+    "background",
+    "completed_at",
+    "conversation",
+    "error",
+    "incomplete_details",
+    "max_tool_calls",
+    "previous_response_id",
+    "prompt",
+    "prompt_cache_key",
+    "safety_identifier",
+    "service_tier",
+    "top_logprobs",
+    "truncation",
+    "usage",
+)
+
+
+def opened_response(request: ResponsesRequest, model_name: str) -> dict[str, Any]:
+    """The answer's JSON object before anything was sampled."""
+    return dict.fromkeys(_ALWAYS_NULL) | {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": float(int(time.time())),
-        "completed_at": None,
-        "status": status,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "status": "in_progress",
         "instructions": request.instructions,
         "metadata": request.metadata,
         "model": model_name,
-        "output": output,
+        "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "temperature": request.temperature,
         "tool_choice": request.tool_choice or "auto",
@@ -228,13 +245,6 @@ def response_of(
         "max_output_tokens": request.max_output_tokens,
         "reasoning": request.reasoning,
         "text": request.text,
-        "usage": {
-            "input_tokens": num_prompt,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": num_sampled,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": num_prompt + num_sampled,
-        },
         "user": request.user,
     }
 

@@ -30,7 +30,7 @@ from gymrl.errors import (
     ServerStartError,
 )
 from gymrl.generation import chat_api, responses_api
-from gymrl.generation.base import token_budget
+from gymrl.generation.base import SamplingParams, token_budget
 from gymrl.generation.policy import Policy, ServerClosingError
 from gymrl.generation.requests import (
     ChatRequest,
@@ -39,6 +39,7 @@ from gymrl.generation.requests import (
     convert,
     decode_body,
 )
+from gymrl.generation.responses_stream import ResponseStream
 from gymrl.generation.streaming import ChatStream
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,11 @@ class GenerationServer:
         conversation = responses_api.conversation_of(body)
         sampling = body.sampling(body.max_output_tokens, "max_output_tokens")
         prompt_ids = await self._policy.prompt(conversation)
+        if body.stream:
+            events = ResponseStream(self._policy, body, conversation, prompt_ids)
+            return await self._stream(
+                request, prompt_ids, sampling, lambda response: events.write(response, sampling)
+            )
         completion = await self._policy.sample(prompt_ids, conversation, sampling)
         return _json(responses_api.response_of(body, completion, self._policy.model_name))
 
@@ -155,20 +161,34 @@ class GenerationServer:
         policy = self._policy
         prompt_ids = await policy.prompt(conversation)
         if body.stream:
-            # Raised while the status can still tell it.
-            token_budget(len(prompt_ids), sampling, policy.generator.max_model_len)
-            response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
-            response.content_type = "text/event-stream"
-            await response.prepare(request)
             stream = ChatStream(policy, body, conversation, prompt_ids)
-            await stream.write(response, sampling, num_choices)
-            await response.write_eof()
-            return response
+            return await self._stream(
+                request,
+                prompt_ids,
+                sampling,
+                lambda response: stream.write(response, sampling, num_choices),
+            )
         completions = await gather_bounded(
             lambda own: policy.sample(prompt_ids, conversation, own),
             [chat_api.choice_sampling(sampling, index) for index in range(num_choices)],
         )
         return _json(chat_api.completion_of(body, completions, policy.chat, policy.model_name))
+
+    async def _stream(
+        self,
+        request: web.Request,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        write: Callable[[web.StreamResponse], Awaitable[None]],
+    ) -> web.StreamResponse:
+        # Raised while the status can still tell it.
+        token_budget(len(prompt_ids), sampling, self._policy.generator.max_model_len)
+        response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+        response.content_type = "text/event-stream"
+        await response.prepare(request)
+        await write(response)
+        await response.write_eof()
+        return response
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body: TokenizeRequest = convert(decode_body(await request.read()), TokenizeRequest)

@@ -147,9 +147,9 @@ def test_a_tool_that_is_no_function_is_refused(tool, param):
 
 
 @pytest.mark.parametrize(
-    "field", [{"previous_response_id": "resp_1"}, {"background": True}, {"stream": True}]
+    "field", [{"previous_response_id": "resp_1"}, {"background": True}]
 )
-def test_what_needs_state_or_streams_is_refused_by_name(field):
+def test_what_needs_state_between_calls_is_refused_by_name(field):
     with pytest.raises(GenerationRequestError) as caught:
         check_request(request(**field))
     assert caught.value.param == next(iter(field))
