@@ -120,6 +120,8 @@ def _travels(value: object) -> bool:
 def _args(error: BaseException) -> list[Any] | None:
     if isinstance(error, BaseExceptionGroup):
         return [bounded(error.message)]
+    if isinstance(error, OSError) and type(error.filename) is str:
+        return [error.errno, bounded(str(error.strerror)), bounded(error.filename)]
     try:
         args = [bounded(item) if type(item) is str else item for item in error.args]
     except Exception:  # noqa: BLE001  # `args` may be overridden
