@@ -112,7 +112,7 @@ def _traceback(error: BaseException) -> str:
 
 def _travels(value: object) -> bool:
     try:
-        return len(msgspec.msgpack.encode(value)) <= MAX_TEXT
+        return len(msgspec.msgpack.encode(value)) <= 4 * MAX_TEXT
     except Exception:  # noqa: BLE001  # whatever it is, it does not travel
         return False
 

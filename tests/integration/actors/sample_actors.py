@@ -1,5 +1,7 @@
 """Actors that the tests of this folder start; a worker imports them from here by name."""
 
+# ruff: noqa: ASYNC220, ASYNC251, T201
+# These actors misbehave on purpose.
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """One behaviour in a worker process and in the in-process twin."""
 
+# ruff: noqa: ASYNC110, PT012, RUF043
+# A worker's state is polled, and streams raise while they are read.
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,7 @@
 """Errors of a callee, as the caller sees them: always typed, never a hang."""
 
+# ruff: noqa: PERF401, PT012, RUF043
+# Streams raise while they are read.
 from __future__ import annotations
 
 import anyio

@@ -1,5 +1,7 @@
 """Birth and death of worker processes: nothing hangs, nothing is left, nothing else is touched."""
 
+# ruff: noqa: ASYNC110, ASYNC220, PERF401, PT012
+# These tests watch other processes, which send no events.
 from __future__ import annotations
 
 import asyncio
