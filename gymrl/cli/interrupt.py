@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the first ends the run in order and in time, the second at once.
 
-Children need no signal from here: each holds a death pipe, so whichever way this process ends, they
-end with it.
+Whichever way this process ends, its workers notice and end too, in their own time. When time is up
+here, they are killed with everything they started.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import anyio
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ORDERLY_EXIT_S = 2.0
+ORDERLY_EXIT_S = 2.5
 """Seconds that an orderly end may take after the first signal; then the process exits anyway."""
 
 
@@ -38,6 +39,26 @@ class Interrupted(Exception):
         self.exit_code = 128 + number
 
 
+def exit_now(code: int) -> NoReturn:
+    """Kill every child, with its process group where it leads one, and exit without clean-up."""
+    for child in _children():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(child) == child:
+                os.killpg(child, signal.SIGKILL)
+            else:
+                os.kill(child, signal.SIGKILL)
+    os._exit(code)
+
+
+def _children() -> list[int]:
+    """Process ids of this process's children; none where the kernel does not tell."""
+    found: list[int] = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found
+
+
 class _Watch:
     """Signal handlers around one event loop."""
 
@@ -50,9 +71,9 @@ class _Watch:
     def handle(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.caught is not None:
-            os._exit(128 + number)
+            exit_now(128 + number)
         self.caught = number
-        timer = threading.Timer(ORDERLY_EXIT_S, os._exit, (128 + number,))
+        timer = threading.Timer(ORDERLY_EXIT_S, exit_now, (128 + number,))
         timer.daemon = True
         timer.start()
         self._loop.call_soon_threadsafe(self._cancel)

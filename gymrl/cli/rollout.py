@@ -90,6 +90,7 @@ class _Run:
         self.tally = RunTally()
         self.progress = RunProgress(len(plan.rows), plan.num_rows)
         self.seconds = 0.0
+        self.rows_written = 0
         self._drops_groups = plan.config.failure_policy == "drop_group"
         self._output = output
         self._display = display
@@ -143,6 +144,7 @@ class _Run:
                     async for group in groups:
                         if writer is not None:
                             writer.write(group)
+                            self.rows_written += len(group.rows)
                         self.tally.add(group)
             finally:
                 self.seconds = self.progress.elapsed
@@ -155,7 +157,7 @@ class _Run:
         print_summary(console, self.tally.summary(self.seconds))
         if self._output is not None:
             console.print(
-                f"{self.progress.rows_done} rows written to {self._output}",
+                f"{self.rows_written} rows written to {self._output}",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,

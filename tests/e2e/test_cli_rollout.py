@@ -256,7 +256,27 @@ def test_an_interrupt_ends_every_process_and_leaves_a_valid_file(
     assert took < ENDED_WITHIN_S
     assert "Traceback" not in errors
     assert "chain_sum" in out
-    assert sum(1 for _ in read_groups(output)) > 0
+    rows = sum(len(group.rows) for group in read_groups(output))
+    assert rows > 0
+    assert f"{rows} rows written" in out
+
+
+def test_a_second_interrupt_ends_every_process_at_once(tiny_model, tmp_path):
+    output = tmp_path / "rollouts.jsonl"
+    process = start(*long_rollout(tiny_model, output))
+    try:
+        wait_until(lambda: output.exists() and len(output.read_bytes()) > 2_000, "writing rows")
+        children = descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=ENDED_WITHIN_S)
+        _, alive = psutil.wait_procs(children, timeout=ENDED_WITHIN_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130
+    assert alive == []
 
 
 def test_an_interrupt_while_starting_ends_every_process(tiny_model, tmp_path):
@@ -310,7 +330,10 @@ def read_terminal(master, process):
 def test_on_a_terminal_there_is_a_live_display_and_then_the_table(tiny_model, tmp_path):
     master, slave = pty.openpty()
     environment = {**ENVIRONMENT, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"}
-    arguments = gymrl("rollout", "chain_sum", "--model", tiny_model, *ROLLOUT)
+    arguments = gymrl(
+        "rollout", "chain_sum", "--model", tiny_model, "--num-prompts", 60,
+        "--num-generations", 4, "--max-output-tokens", 64, "--temperature", 1.0,
+    )  # fmt: skip
     process = subprocess.Popen(arguments, stdin=slave, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
     try:
