@@ -57,7 +57,7 @@ class RowServer:
         self._table = table
         self._options = options
         self._decode = decode
-        self._slots = anyio.CapacityLimiter(max_connections or math.inf)
+        self._slots = anyio.CapacityLimiter(max_connections) if max_connections else None
         # Reading holds the interpreter most of the time: more threads would not read faster, they
         # would only take more turns from the event loop.
         self._readers = anyio.CapacityLimiter(1)
@@ -78,10 +78,13 @@ class RowServer:
 
     async def _outcome(self, row: Row, agent: str, timer: Timer) -> Trajectory:
         url = self._table.run_url(row.route)
-        waiting_since = time.perf_counter()
-        async with self._slots:
-            timer.add("wait_for_connection", time.perf_counter() - waiting_since)
+        if self._slots is None:
             body = await self._client.run(url, row, agent)
+        else:
+            waiting_since = time.perf_counter()
+            async with self._slots:
+                timer.add("wait_for_connection", time.perf_counter() - waiting_since)
+                body = await self._client.run(url, row, agent)
         read = partial(
             read_episode,
             body,

@@ -6,7 +6,6 @@ connections, the servers); a call brings rows and nothing else.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import resource
 from collections.abc import AsyncIterator
@@ -17,13 +16,14 @@ import msgspec
 from gymrl.actors import Actor
 from gymrl.concurrency import close_within
 from gymrl.config import GymConfig  # noqa: TC001 - actors read annotations at run time
-from gymrl.errors import ConfigError, ServerError
+from gymrl.errors import ServerError
 from gymrl.gym.client import GymClient, HttpPool
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions
 from gymrl.gym.health import check_alive, wait_for_registry
 from gymrl.gym.registry import RouteTable, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
 from gymrl.gym.servers import ServerSet
+from gymrl.gym.text import load_decoder
 from gymrl.types import Row, RowResult  # noqa: TC001 - actors read annotations at run time
 
 logger = logging.getLogger(__name__)
@@ -163,16 +163,7 @@ class GymService(Actor):
 async def _decoder(config: GymConfig) -> DecodeFunction | None:
     if config.tokenizer is None or not config.decode_text:
         return None
-    try:
-        text = importlib.import_module("gymrl.gym.text")
-    except ImportError as error:
-        raise ConfigError(
-            f"decoding text needs the tokenizers package ({error}): "
-            "pip install 'gymrl[transformers]', or set gym.decode_text to false",
-            setting="gym.tokenizer",
-        ) from error
-    decode: DecodeFunction = await anyio.to_thread.run_sync(text.load_decoder, config.tokenizer)
-    return decode
+    return await anyio.to_thread.run_sync(load_decoder, config.tokenizer)
 
 
 def _allow_open_files() -> None:

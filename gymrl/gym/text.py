@@ -1,4 +1,4 @@
-"""Token ids to text, through the light `tokenizers` package (an extra; transformers is not needed)."""
+"""Token ids to text, through the light `tokenizers` package; transformers is not needed."""
 
 from __future__ import annotations
 
