@@ -65,23 +65,22 @@ class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class HttpPool:
     """One session's worth of connections. Belongs to the event loop that opened it.
 
-    There is no limit on the length of an answer or of the wait for one (generations are long);
-    callers set deadlines. Connecting has its own limit.
+    There is no limit on the number of connections, on the length of an answer or on the wait for
+    one (generations are long); callers bound what they start and set deadlines. Connecting has its
+    own limit.
 
     Args:
-        max_connections: At most this many at a time; 0: no limit.
         connect_timeout_s: For a TCP connection to be made.
     """
 
-    def __init__(self, max_connections: int = 0, connect_timeout_s: float = 30.0) -> None:
-        self._max_connections = max_connections
+    def __init__(self, connect_timeout_s: float = 30.0) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         # Servers commonly drop idle connections after 5 s; a shorter life here keeps a request
         # from being written to a connection that is being closed.
-        connector = aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=3.0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),

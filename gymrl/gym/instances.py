@@ -107,7 +107,7 @@ async def make_instance(config: InstanceConfig, peers: Peers, ports: PortRange) 
         )
     # Importing an environment may take seconds and must not hold the loop.
     server_class = await anyio.to_thread.run_sync(
-        _load, config.name, match.group(1), match.group(2)
+        _load, config.name, match.group(1), match.group(2), abandon_on_cancel=True
     )
     if server_class.kind != config.kind:
         raise ConfigError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from gymrl.concurrency import close_within, gather_bounded
-from gymrl.errors import ConfigError, RolloutFailure, ServerStartError
+from gymrl.errors import ConfigError, ServerStartError
 from gymrl.gym.embedded.base import Peers
 from gymrl.gym.health import check_alive, wait_until_up
 from gymrl.gym.instances import ServedInstance, make_instance
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 POLICY_MODEL = "policy_model"
 STOP_TIMEOUT_S = 5.0
+
+_SECRET = re.compile(r"api_?key|secret|password|authorization|_token$|^token$", re.IGNORECASE)
 
 
 class ServerSet:
@@ -117,9 +119,9 @@ class ServerSet:
         name = instance.config.name
         try:
             await instance.start()
-        except (OSError, RolloutFailure) as error:
+        except Exception as error:
             raise ServerStartError(
-                f"server {name!r} could not start: {error}", instance=name
+                f"server {name!r} could not start: {type(error).__name__}: {error}", instance=name
             ) from error
 
     def _publish(
@@ -144,7 +146,7 @@ class ServerSet:
         host, port = split_address(self.registry_url)
         config["head_server"] = {"host": host, "port": port}
         self.table = RouteTable(config)
-        self._registry.publish(config, rows)
+        self._registry.publish(without_secrets(config), rows)
 
     async def check(self, pool: HttpPool) -> None:
         """Ask every server whether it lives.
@@ -199,6 +201,17 @@ def _check_references(instances: dict[str, InstanceConfig], peers: Peers) -> Non
                 raise ConfigError(
                     f"instance {config.name!r}: {key}: {error}{hint}", setting=config.name
                 ) from error
+
+
+def without_secrets(value: Any) -> Any:
+    """A copy of a configuration in which keys, tokens and passwords are left out."""
+    if isinstance(value, dict):
+        return {
+            key: without_secrets(item)
+            for key, item in value.items()
+            if not _SECRET.search(str(key))
+        }
+    return [without_secrets(item) for item in value] if isinstance(value, list) else value
 
 
 def split_address(url: str) -> tuple[str, int]:

@@ -76,7 +76,7 @@ class GymService(Actor):
         if self._pool is not None:
             raise ServerError("this worker is spun up already; shut it down first")
         _allow_open_files()
-        self._pool = HttpPool(self._config.max_connections)
+        self._pool = HttpPool()
         try:
             await self._pool.__aenter__()
             endpoint = await self._spin_up(self._pool, base_urls, model_name)

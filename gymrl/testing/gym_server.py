@@ -155,6 +155,7 @@ class FakeGymServer:
         self._barrier_open = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._arrived = asyncio.Condition()
         self._registry = RegistryServer()
         app = self._registry.application()
         app.router.add_post("/run", self._run)
@@ -201,6 +202,11 @@ class FakeGymServer:
     ) -> None:
         await self.stop()
 
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until so many requests have come."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: self.requests.total() >= count)
+
     async def wait_until_idle(self) -> None:
         """Wait until no request is under way."""
         await self._idle.wait()
@@ -215,6 +221,8 @@ class FakeGymServer:
         self._idle.clear()
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
+            async with self._arrived:
+                self._arrived.notify_all()
             await self._wait_at_barrier()
             return await _respond(request, self._answer(row, attempt, body))
         except asyncio.CancelledError:

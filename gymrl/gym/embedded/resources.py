@@ -72,6 +72,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for value in (self.reward, *(self.components or {}).values()):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"a verdict's numbers must be numbers, not {value!r}; use float()")
             if not math.isfinite(value):
                 raise ValueError(f"a verdict's numbers must be finite, not {value!r}")
 

@@ -89,6 +89,22 @@ async def test_rows_of_two_environments_in_one_worker_fail_alone(make_row):
     assert "Known routes: arith, arith_agent, reason, reason_agent" in outcomes[3].message
 
 
+async def test_sessions_of_many_rows_at_once_do_not_mix(make_row):
+    def answer(body):
+        outputs = [i["output"] for i in body["input"] if i.get("type") == "function_call_output"]
+        if not outputs:
+            return ModelCall(tool_calls=(("lookup", '{"name": "a"}'),))
+        return ModelCall(text=outputs[-1])
+
+    rows = [make_row(i, "arith", table={"a": i}, expected_answer=i) for i in range(64)]
+    async with ScriptedModelServer(answer) as model:
+        outcomes = await roll_out(GymConfig(servers=ARITHMETIC), model, *rows)
+    assert sorted(outcomes) == list(range(64))
+    for index, outcome in outcomes.items():
+        assert outcome.reward.verifier == 1.0
+        assert json.loads(outcome.result)["extracted_answer"] == index
+
+
 @pytest.mark.parametrize(("status", "kind"), [(400, "data"), (500, "infra"), (503, "infra")])
 async def test_the_model_servers_status_decides_whose_fault_the_row_is(make_row, status, kind):
     script = [ModelCall(status=status, text="maximum context length is 16")]

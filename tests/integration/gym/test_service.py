@@ -16,6 +16,7 @@ from gymrl.errors import (
     ServerStartError,
 )
 from gymrl.gym.client import GymClient, HttpPool
+from gymrl.gym.embedded.tool_arithmetic import ToolArithmeticServer
 from gymrl.gym.episode import EpisodeOptions
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.registry import RegistryServer, read_registry
@@ -128,6 +129,22 @@ async def test_a_row_that_waits_for_its_turn_does_not_use_up_its_deadline(make_r
         results = [r async for r in stream_rows(serving, rows, "t")]
     assert all(isinstance(result.outcome, Trajectory) for result in results)
     assert results[-1].timings["t/wait_for_connection"] > 0.5
+
+
+async def test_the_health_check_does_not_queue_behind_rows(make_row):
+    async with FakeGymServer({0: Fault.SILENT}) as server:
+        config = GymConfig(registry_url=server.url, max_connections=1)
+        async with spawn(GymService, in_process=True, config=config) as gym:
+            await gym.call("spin_up", [], "policy")
+            stream = gym.stream("run_rollouts", [make_row(0)])
+            async with anyio.create_task_group() as group:
+                group.start_soon(anext, aiter(stream))
+                with anyio.fail_after(5):
+                    await server.wait_for_requests(1)
+                    with pytest.raises(ServerDiedError, match="refused_agent"):
+                        await gym.call("health_check")
+                group.cancel_scope.cancel()
+            await stream.aclose()
 
 
 async def test_large_answers_are_read_in_a_thread_and_small_ones_are_not(make_row):
@@ -309,6 +326,18 @@ async def test_a_wrong_server_configuration_names_instance_and_setting(servers, 
         async with spawn(GymService, in_process=True, config=config) as gym:
             with pytest.raises(ConfigError, match=text):
                 await gym.call("spin_up", [model.base_url], "policy")
+
+
+class BrokenAtStart(ToolArithmeticServer):
+    async def open(self):
+        raise ValueError("the data is not there")
+
+
+async def test_a_server_whose_start_raises_is_named_with_the_cause():
+    servers = {"broken": {"resources_servers": {"b": {"entrypoint": f"{__name__}:BrokenAtStart"}}}}
+    async with spawn(GymService, in_process=True, config=GymConfig(servers=servers)) as gym:
+        with pytest.raises(ServerStartError, match=r"'broken'.*ValueError: the data is not there"):
+            await gym.call("spin_up", [], "policy")
 
 
 async def test_agents_without_a_policy_are_told_to_get_base_urls():

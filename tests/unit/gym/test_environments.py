@@ -235,6 +235,12 @@ def test_a_verdict_is_finite(bad):
         Verdict(reward=1.0, components={"a": bad})
 
 
+@pytest.mark.parametrize("bad", [True, "1.0", None])
+def test_a_verdict_is_a_number(bad):
+    with pytest.raises(TypeError, match=r"use float\(\)"):
+        Verdict(reward=bad)
+
+
 def test_a_tool_may_not_be_called_like_a_route_of_the_protocol():
     class Clash(ResourcesServer):
         @tool

@@ -2,7 +2,7 @@ import pytest
 
 from gymrl.errors import ConfigError, RowValueError
 from gymrl.gym.registry import RouteTable, read_instances
-from gymrl.gym.servers import split_address
+from gymrl.gym.servers import split_address, without_secrets
 
 
 def agent(resources, port=10, **block):
@@ -95,6 +95,21 @@ def test_what_is_no_instance_is_left_out():
 )
 def test_addresses_are_read_from_urls(url, address):
     assert split_address(url) == address
+
+
+def test_what_the_registry_tells_holds_no_secrets():
+    config = {
+        "judge": {"responses_api_models": {"m": {"api_key": "k", "base_url": "u", "ok": [1]}}},
+        "policy_api_key": "k",
+        "hf_token": "t",
+        "max_output_tokens": 3,
+        "headers": [{"Authorization": "Bearer x", "Accept": "y"}],
+    }
+    assert without_secrets(config) == {
+        "judge": {"responses_api_models": {"m": {"base_url": "u", "ok": [1]}}},
+        "max_output_tokens": 3,
+        "headers": [{"Accept": "y"}],
+    }
 
 
 def test_what_is_no_url_is_refused_by_name():
