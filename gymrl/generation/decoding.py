@@ -20,7 +20,7 @@ import torch
 from transformers import DynamicCache
 
 from gymrl.errors import BadLogprobsError
-from gymrl.generation.base import FinishReason, Generated
+from gymrl.generation.base import FinishReason, Generated, WeightSpan
 from gymrl.generation.sampling import choose, sampled_logprob
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Request:
         self.future: Future[Generated] = Future()
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self._versions: list[tuple[str, int]] = []
         self._budget = budget
         self._end_ids = frozenset() if sampling.ignore_eos else end_ids
         self._detokenize = detokenize
@@ -72,6 +73,10 @@ class Request:
     def uniform(self) -> float:
         """The next random number of this request, whatever else is in the batch."""
         return float(self._uniforms.random())
+
+    def sampled_from(self, version: str) -> None:
+        """Say which weights the next tokens come from."""
+        self._versions.append((version, len(self.token_ids)))
 
     def append(self, token_id: int, logprob: float) -> Generated | None:
         """Take one sampled token; the result when it was the last.
@@ -114,7 +119,16 @@ class Request:
             logprobs=self.logprobs,
             finish_reason=reason,
             stop_reason=stop_reason,
+            weight_versions=self._spans(),
         )
+
+    def _spans(self) -> list[WeightSpan]:
+        starts = [*(start for _, start in self._versions), len(self.token_ids)]
+        return [
+            WeightSpan(version, start, end)
+            for (version, start), end in zip(self._versions, starts[1:], strict=True)
+            if end > start
+        ]
 
 
 class DecodeBatch:
@@ -123,9 +137,11 @@ class DecodeBatch:
     Args:
         model: A transformers causal language model with a key-value cache.
         mode: Which log-probabilities requests get.
+        version: Of the model's weights.
     """
 
-    def __init__(self, model: Any, mode: LogprobsMode) -> None:
+    def __init__(self, model: Any, mode: LogprobsMode, version: str) -> None:
+        self.version = version
         self._model = model
         self._mode: LogprobsMode = mode
         self._device: torch.device = model.device
@@ -144,6 +160,8 @@ class DecodeBatch:
     @torch.inference_mode()
     def join(self, joining: Sequence[Request]) -> None:
         """Prefill the prompts of `joining`, sample their first tokens, and merge what goes on."""
+        for request in joining:
+            request.sampled_from(self.version)
         prompts = list(dict.fromkeys(request.prompt_ids for request in joining))
         for chunk in _prefill_chunks(prompts):
             cache, logits = self._prefill(chunk)
@@ -159,7 +177,25 @@ class DecodeBatch:
                 continue
             if len(going_on) < len(requests):
                 cache.batch_select_indices(torch.tensor(going_on, device=self._device))
-            self._merge([requests[i] for i in going_on], cache)
+            lengths = [len(requests[i].prompt_ids) for i in going_on]
+            self._merge([requests[i] for i in going_on], lengths, cache)
+
+    @torch.inference_mode()
+    def recompute(self) -> None:
+        """Compute every running request's cache again: the weights are those of `version` now."""
+        requests = {id(request): request for request in self.requests}
+        self.clear()
+        # The newest token is not in the cache: it is what the next step begins with.
+        seen = {key: (*r.prompt_ids, *r.token_ids[:-1]) for key, r in requests.items()}
+        for chunk in _prefill_chunks(list(dict.fromkeys(seen.values()))):
+            cache, _ = self._prefill(chunk)
+            place = {sequence: row for row, sequence in enumerate(chunk)}
+            keys = [key for key, sequence in seen.items() if sequence in place]
+            index = torch.tensor([place[seen[key]] for key in keys], device=self._device)
+            cache.batch_select_indices(index)
+            for key in keys:
+                requests[key].sampled_from(self.version)
+            self._merge([requests[key] for key in keys], [len(seen[key]) for key in keys], cache)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -224,8 +260,7 @@ class DecodeBatch:
                 settle(request.future, result)
         return going_on
 
-    def _merge(self, requests: Sequence[Request], cache: Any) -> None:
-        lengths = [len(request.prompt_ids) for request in requests]
+    def _merge(self, requests: Sequence[Request], lengths: Sequence[int], cache: Any) -> None:
         if not self.requests:
             self._cache = cache
         else:
@@ -273,7 +308,7 @@ def _prefill_chunks(prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, 
     return chunks
 
 
-def settle(future: Future[Generated], outcome: Generated | BaseException) -> None:
+def settle(future: Future[Any], outcome: Any) -> None:
     """Give the caller its outcome, unless it stopped waiting."""
     if not future.set_running_or_notify_cancel():
         return

@@ -17,9 +17,11 @@ from gymrl.errors import GenerationError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.policy import Policy
 from gymrl.generation.server import GenerationServer
+from gymrl.generation.weights import PauseMode, WeightSource  # noqa: TC001 - as above
 
 if TYPE_CHECKING:
     from gymrl.generation.transformers import TransformersGenerator
+    from gymrl.generation.vllm import VllmGenerator
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +98,24 @@ class GenerationService(Actor):
         """Return while the generator runs.
 
         Raises:
-            GenerationError: Its decoding thread has ended.
+            GenerationError: Its thread or its engine has ended.
         """
         if not self._generator.is_running:
-            raise GenerationError(f"the decoding thread of {self._config.model} has ended")
+            raise GenerationError(f"the generator of {self._config.model} has ended")
+
+    async def weight_version(self) -> str:
+        """Version of the weights that serve now."""
+        return self._generator.weight_version
+
+    async def update_weights(
+        self, source: WeightSource, version: str, pause: PauseMode = "keep"
+    ) -> None:
+        """See :meth:`gymrl.generation.weights.UpdatableGenerator.update_weights`.
+
+        Raises:
+            WeightUpdateError: They were not taken; the old ones serve on.
+        """
+        await self._generator.update_weights(source, version, pause=pause)
 
     async def close(self) -> None:
         """End calls in flight, close the server and the generator. Safe to call twice."""
@@ -112,9 +128,13 @@ class GenerationService(Actor):
             await close_within(server.close(), CLOSE_TIMEOUT_S, "the generation server")
 
 
-def _load(config: GenerationConfig) -> tuple[TransformersGenerator, Any]:
+def _load(config: GenerationConfig) -> tuple[TransformersGenerator | VllmGenerator, Any]:
     # Loaded where the model is: a driver imports this module for the actor's name alone, and
     # needs neither torch's seconds nor its memory.
+    if config.backend == "vllm":
+        from gymrl.generation.vllm import VllmGenerator  # noqa: PLC0415
+
+        return VllmGenerator.load(config)
     from gymrl.generation.transformers import TransformersGenerator  # noqa: PLC0415
 
     return TransformersGenerator.load(config)

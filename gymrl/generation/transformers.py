@@ -17,15 +17,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import anyio.to_thread
 import torch
 import transformers
 
-from gymrl.errors import ConfigError, GenerationError
+from gymrl.errors import ConfigError, GenerationError, WeightUpdateError
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
 from gymrl.generation.decoding import DecodeBatch, Detokenize, Request, settle
 from gymrl.generation.models import resolve_model
+from gymrl.generation.weight_exchange import Tensors, WeightUpdate, copy_weights, read_weights
+from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_pause
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -62,8 +67,9 @@ class TransformersGenerator:
         self._end_ids = frozenset(model_end_ids(model) if end_ids is None else end_ids)
         self._detokenize = detokenize
         self._num_threads = num_threads
-        self._batch = DecodeBatch(model, logprobs_mode)
+        self._batch = DecodeBatch(model, logprobs_mode, INITIAL_VERSION)
         self._waiting: deque[Request] = deque()
+        self._updates: deque[WeightUpdate] = deque()
         self._joining: list[Request] = []
         self._wake = threading.Condition()
         self._closing = False
@@ -148,6 +154,42 @@ class TransformersGenerator:
         # Cancelling this await cancels the future, which the thread reads before its next step.
         return await asyncio.wrap_future(request.future)
 
+    @property
+    def weight_version(self) -> str:
+        """Version of the weights that serve now."""
+        return self._batch.version
+
+    async def update_weights(
+        self, source: WeightSource, version: str, *, pause: PauseMode = "keep"
+    ) -> None:
+        """See :meth:`gymrl.generation.weights.UpdatableGenerator.update_weights`."""
+        check_pause(pause)
+        try:
+            tensors = await anyio.to_thread.run_sync(self._read_weights, source)
+            update = WeightUpdate(tensors, version, pause)
+            self._take_turn(update)
+            await _until_settled(update.future)
+        except WeightUpdateError as error:
+            serving = None if self._closing else self.weight_version
+            rest = "nothing serves" if serving is None else f"version {serving!r} goes on serving"
+            raise WeightUpdateError(
+                f"weights {version!r} from {source} were not taken: {error}; {rest}",
+                version=version,
+                serving=serving,
+                source=str(source),
+            ) from error
+
+    def _take_turn(self, update: WeightUpdate) -> None:
+        with self._wake:
+            if self._closing:
+                raise WeightUpdateError("the generator is closed")
+            self._updates.append(update)
+            self._wake.notify()
+
+    def _read_weights(self, source: WeightSource) -> Tensors:
+        with without_progress_bars():
+            return read_weights(self.model, source)
+
     async def close(self) -> None:
         """See :meth:`gymrl.generation.base.Generator.close`."""
         with self._wake:
@@ -159,7 +201,7 @@ class TransformersGenerator:
     def _run(self) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
-        while self._admit():
+        while self._wait_for_work():
             try:
                 self._iterate()
             except Exception as error:  # every caller gets it; the loop goes on for the next ones
@@ -167,28 +209,60 @@ class TransformersGenerator:
                 self._fail(error)
         for request in self._outstanding():
             settle(request.future, request.finished("abort"))
+        for update in self._updates:
+            settle(update.future, WeightUpdateError("the generator closed before the update"))
 
-    def _admit(self) -> bool:
-        """Wait for work and move waiting requests into free places; False when closing."""
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do; False when closing."""
         with self._wake:
-            while not (self._waiting or self._batch.requests or self._closing):
+            while not (self._waiting or self._batch.requests or self._updates or self._closing):
                 self._wake.wait()
-            if self._closing:
-                return False
-            self._batch.drop_cancelled()
-            free = self._max_batch_size - len(self._batch.requests)
-            while self._waiting and len(self._joining) < free:
-                request = self._waiting.popleft()
-                if not request.future.cancelled():
-                    self._joining.append(request)
-            return True
+            return not self._closing
 
     def _iterate(self) -> None:
+        self._batch.drop_cancelled()
+        self._exchange_weights()
+        if not self._updates:
+            self._admit()
         if self._joining:
             self._batch.join(self._joining)
             self._joining = []
         elif self._batch.requests:
             self._batch.step()
+
+    def _exchange_weights(self) -> None:
+        """Take the updates whose turn it is; one that waits for calls to end holds up new ones."""
+        while self._updates:
+            update = self._updates[0]
+            if update.pause == "wait" and self._batch.requests and not update.future.cancelled():
+                return
+            with self._wake:
+                self._updates.popleft()
+            # From here on the caller can't take it back.
+            if not update.future.set_running_or_notify_cancel():
+                continue
+            if update.pause == "abort":
+                for request in self._batch.requests:
+                    settle(request.future, request.finished("abort"))
+                self._batch.clear()
+            try:
+                copy_weights(self.model, update.tensors)
+            except BaseException as error:
+                update.future.set_exception(WeightUpdateError(f"copying them failed: {error}"))
+                raise
+            self._batch.version = update.version
+            update.future.set_result(None)
+            if self._batch.requests:
+                self._batch.recompute()
+
+    def _admit(self) -> None:
+        """Move waiting requests into free places."""
+        with self._wake:
+            free = self._max_batch_size - len(self._batch.requests)
+            while self._waiting and len(self._joining) < free:
+                request = self._waiting.popleft()
+                if not request.future.cancelled():
+                    self._joining.append(request)
 
     def _outstanding(self) -> list[Request]:
         """Every unsettled request; nobody holds them afterwards."""
@@ -208,6 +282,20 @@ class TransformersGenerator:
             failure = GenerationError(f"generation failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             settle(request.future, failure)
+
+
+async def _until_settled(future: Future[None]) -> None:
+    """Wait for the outcome; cancelled after the work has begun, wait for its end first."""
+    settled = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait([settled])
+    except asyncio.CancelledError:
+        if not future.cancel():
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([settled])
+            settled.exception()
+        raise
+    settled.result()
 
 
 def _in_this_loop(on_token: TokenCallback) -> TokenCallback:

@@ -1,10 +1,13 @@
 import aiohttp
 import pytest
+from safetensors.torch import load_file
 
 from gymrl.actors import spawn
 from gymrl.config import GenerationConfig
-from gymrl.errors import ActorStartError, ConfigError, ServerStartError
+from gymrl.errors import ActorStartError, ConfigError, ServerStartError, WeightUpdateError
 from gymrl.generation.service import GenerationEndpoint, GenerationService
+from gymrl.generation.weights import DirectoryWeights, TensorWeights
+from gymrl.testing import build_tiny_model
 
 IN_PROCESS = pytest.mark.parametrize("in_process", [True, False])
 
@@ -62,3 +65,32 @@ async def test_a_port_that_is_taken_is_named(tiny_directory):
         async with spawn(GenerationService, in_process=True, config=taken) as second:
             with pytest.raises(ServerStartError, match=str(port)):
                 await second.call("start")
+
+
+@IN_PROCESS
+async def test_new_weights_serve_from_the_next_call_on(tiny_directory, tmp_path, in_process):
+    other = build_tiny_model(tmp_path / "other", seed=1)
+    tensors = {
+        name: tensor.numpy() for name, tensor in load_file(other / "model.safetensors").items()
+    }
+    config = GenerationConfig(model=str(tiny_directory), max_batch_size=1)
+    sampled = []
+    async with spawn(GenerationService, in_process=in_process, config=config) as service:
+        endpoint = await service.call("start")
+        for version, source in [
+            ("0", None),
+            ("1", DirectoryWeights(path=str(other))),
+            ("2", DirectoryWeights(path=str(tiny_directory))),
+            ("3", TensorWeights.of(tensors)),
+        ]:
+            if source is not None:
+                await service.call("update_weights", source, version)
+            assert await service.call("weight_version") == version
+            answer = await ask(endpoint)
+            sampled.append(answer["output"][-1]["generation_token_ids"])
+        with pytest.raises(WeightUpdateError, match="does not exist"):
+            await service.call("update_weights", DirectoryWeights(path="/no/where"), "4")
+        assert await service.call("weight_version") == "3"
+    assert sampled[0] == sampled[2]
+    assert sampled[1] == sampled[3]
+    assert sampled[0] != sampled[1]

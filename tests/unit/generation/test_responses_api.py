@@ -146,9 +146,7 @@ def test_a_tool_that_is_no_function_is_refused(tool, param):
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(
-    "field", [{"previous_response_id": "resp_1"}, {"background": True}]
-)
+@pytest.mark.parametrize("field", [{"previous_response_id": "resp_1"}, {"background": True}])
 def test_what_needs_state_between_calls_is_refused_by_name(field):
     with pytest.raises(GenerationRequestError) as caught:
         check_request(request(**field))
