@@ -17,7 +17,7 @@ from gymrl.scoring.answer import Answer, finite_number
 from gymrl.types import Float32Array, Reward, Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gymrl.types import Failure
 
@@ -114,12 +114,15 @@ def component_columns(samples: Sequence[Trajectory | Failure]) -> dict[str, Floa
     The names are the union over the batch, sorted; a sample without the component, and a failed
     one, has 0.0 there, since every column must cover all samples. Empty without any component.
     """
-    parts = [
-        (sample.reward.components or {}) if isinstance(sample, Trajectory) else {}
-        for sample in samples
-    ]
-    names = sorted({name for part in parts for name in part})
+    return columns_of(
+        [sample.reward.components if isinstance(sample, Trajectory) else None for sample in samples]
+    )
+
+
+def columns_of(parts: Sequence[Mapping[str, float] | None]) -> dict[str, Float32Array]:
+    """:func:`component_columns` of the components alone, None for a sample without any."""
+    names = sorted({name for part in parts for name in part or {}})
     return {
-        f"reward/{name}": np.array([part.get(name, 0.0) for part in parts], dtype=np.float32)
+        f"reward/{name}": np.array([(part or {}).get(name, 0.0) for part in parts], np.float32)
         for name in names
     }

@@ -1,0 +1,71 @@
+"""NeMo RL's names for rollouts through Gym, and for native ones.
+
+Import from here what was imported from ``nemo_rl.environments.nemo_gym`` and
+``nemo_rl.experience.rollouts``; ``docs/from-nemo-rl.md`` has every name of the two, what stands
+for it here, and what differs. There is no Ray: an environment is an object, not an actor's handle,
+and errors are of :mod:`gymrl.errors`, each of them also of the type that NeMo RL documents.
+
+::
+
+    environment = spinup_nemo_gym_actor(config["env"], base_urls, "policy", tokenizer=tokenizer,
+        enable_router_replay=False, routed_experts_dtype="int16", use_fastokens=False)
+    result = run_nemo_gym_rollout_sync(policy, batch, tokenizer, {"nemo_gym": environment},
+        config["policy"]["generation"], False, num_generations_per_prompt=8)
+"""
+
+from gymrl.compat.nemo_rl.environment import NemoGym, spinup_nemo_gym_actor
+from gymrl.compat.nemo_rl.results import NemoGymRolloutResult, RolloutGroupResult
+from gymrl.compat.nemo_rl.rewards import (
+    apply_reward_penalties,
+    build_reward_component_columns,
+    compute_reward_penalty_metrics,
+    extract_reward_components,
+    nemo_gym_rollout_hit_max_tokens,
+    resolve_reward_penalty_config,
+    validate_reward_components_match_scalar,
+)
+from gymrl.compat.nemo_rl.rollouts import run_async_nemo_gym_rollout, run_nemo_gym_rollout_sync
+from gymrl.compat.nemo_rl.settings import (
+    DEFAULT_INVALID_TOOL_CALL_PATTERNS,
+    DEFAULT_THINKING_TAGS,
+    EffortLevelsConfig,
+    NemoGymCompatibleConfig,
+    NemoGymConfig,
+    TokenizerType,
+    get_effort_config,
+    get_nemo_gym_thinking_tags,
+    get_nemo_gym_uv_cache_dir,
+    get_nemo_gym_venv_dir,
+    setup_nemo_gym_config,
+    should_mask_flagged_samples,
+    should_use_nemo_gym,
+)
+
+__all__ = [
+    "DEFAULT_INVALID_TOOL_CALL_PATTERNS",
+    "DEFAULT_THINKING_TAGS",
+    "EffortLevelsConfig",
+    "NemoGym",
+    "NemoGymCompatibleConfig",
+    "NemoGymConfig",
+    "NemoGymRolloutResult",
+    "RolloutGroupResult",
+    "TokenizerType",
+    "apply_reward_penalties",
+    "build_reward_component_columns",
+    "compute_reward_penalty_metrics",
+    "extract_reward_components",
+    "get_effort_config",
+    "get_nemo_gym_thinking_tags",
+    "get_nemo_gym_uv_cache_dir",
+    "get_nemo_gym_venv_dir",
+    "nemo_gym_rollout_hit_max_tokens",
+    "resolve_reward_penalty_config",
+    "run_async_nemo_gym_rollout",
+    "run_nemo_gym_rollout_sync",
+    "setup_nemo_gym_config",
+    "should_mask_flagged_samples",
+    "should_use_nemo_gym",
+    "spinup_nemo_gym_actor",
+    "validate_reward_components_match_scalar",
+]
