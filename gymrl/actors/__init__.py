@@ -2,8 +2,22 @@
 
 from gymrl.actors.actor import Actor
 from gymrl.actors.handle import ActorHandle
+from gymrl.actors.node import ActorServer, connect_actor, serve_actor
 from gymrl.actors.options import SpawnOptions
 from gymrl.actors.spawn import spawn
 from gymrl.actors.streams import ActorStream
+from gymrl.actors.supervisor import RestartPolicy, Supervisor, WorkerHealth
 
-__all__ = ["Actor", "ActorHandle", "ActorStream", "SpawnOptions", "spawn"]
+__all__ = [
+    "Actor",
+    "ActorHandle",
+    "ActorServer",
+    "ActorStream",
+    "RestartPolicy",
+    "SpawnOptions",
+    "Supervisor",
+    "WorkerHealth",
+    "connect_actor",
+    "serve_actor",
+    "spawn",
+]

@@ -6,6 +6,7 @@ import abc
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from gymrl.actors.contract import ActorContract
@@ -35,6 +36,19 @@ class ActorHandle(abc.ABC):
     @abc.abstractmethod
     def closed(self) -> bool:
         """Whether no more calls can be made: it was closed, killed, or died."""
+
+    @property
+    @abc.abstractmethod
+    def in_flight(self) -> int:
+        """Calls and streams that have not ended."""
+
+    @abc.abstractmethod
+    async def ping(self, seconds: float) -> bool:
+        """Whether the actor's event loop answers within so many seconds."""
+
+    @abc.abstractmethod
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the loop when the actor dies without having been closed."""
 
     @abc.abstractmethod
     async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,8 @@ from gymrl.concurrency import OwnedTasks
 from gymrl.errors import ActorClosedError, ActorDiedError, EncodeError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymrl.actors.contract import MethodContract
     from gymrl.actors.options import SpawnOptions
 
@@ -44,6 +46,7 @@ class InProcessHandle(ActorHandle):
         self._producers: dict[StreamState, tuple[asyncio.Task[None], Window]] = {}
         self._tasks = OwnedTasks(name)
         self._end: Exception | None = None
+        self._on_death: list[Callable[[], None]] = []
 
     @property
     def pid(self) -> int:
@@ -54,6 +57,19 @@ class InProcessHandle(ActorHandle):
     def closed(self) -> bool:
         """Whether it was closed or killed."""
         return self._end is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Calls and streams that have not ended."""
+        return len(self._scopes) + len(self._producers)
+
+    def when_dead(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the loop when the actor is killed."""
+        self._on_death.append(callback)
+
+    async def ping(self, seconds: float) -> bool:
+        """Whether the actor is there."""
+        return self._end is None
 
     async def open(self, setup: dict[str, Any]) -> None:
         """Make the actor and run its set-up.
@@ -212,6 +228,8 @@ class InProcessHandle(ActorHandle):
     def kill(self) -> None:
         """Fail what is in flight as if the process had been killed; ``close`` does not run."""
         if self._end is None:
+            for callback in self._on_death:
+                asyncio.get_running_loop().call_soon(callback)
             self._end = ActorDiedError(
                 f"{self.name} was killed by its handle", actor=self.name, signal=9
             )

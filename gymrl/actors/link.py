@@ -48,6 +48,7 @@ class Caller:
         self._ids = itertools.count(1)
         self._calls: dict[int, tuple[asyncio.Future[Any], MethodContract]] = {}
         self._streams: dict[int, StreamState] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
         self._round_trip = RoundTrip()
         self._decoder = ValueDecoder()
         self._decode_error = self._decoder.compile(ErrorData)
@@ -62,6 +63,7 @@ class Caller:
             messages.End: self._on_end,
             messages.Failed: self._on_failed,
             messages.Cancelled: self._on_cancelled,
+            messages.Pong: self._on_pong,
         }
 
     @property
@@ -74,8 +76,17 @@ class Caller:
         """Whether no call can be made any more."""
         return self._end is not None
 
-    def end(self, make_error: Callable[[], Exception]) -> None:
-        """Fail all that is in flight, and every later call; each gets an error of its own."""
+    def end(
+        self,
+        make_error: Callable[[], Exception],
+        make_stream_error: Callable[[str], Exception] | None = None,
+    ) -> None:
+        """Fail all that is in flight, and every later call; each gets an error of its own.
+
+        Args:
+            make_error: Makes the error of a call.
+            make_stream_error: Makes the error of an open stream from its label, when that differs.
+        """
         if self._end is None:
             self._end = make_error
         calls, self._calls = self._calls, {}
@@ -84,7 +95,10 @@ class Caller:
                 future.set_exception(make_error())
         streams, self._streams = self._streams, {}
         for state in streams.values():
-            state.end(make_error())
+            state.end(make_stream_error(state.label) if make_stream_error else make_error())
+        pings, self._pings = self._pings, {}
+        for waiter in pings.values():
+            waiter.cancel()
 
     def _open_channel(self) -> Channel:
         if self._end is not None:
@@ -196,6 +210,23 @@ class Caller:
         if state.id in self._streams:
             self._send_quietly(messages.Cancel(state.id))
 
+    # --- health ----------------------------------------------------------------------------------
+
+    async def ping(self, seconds: float) -> bool:
+        """Whether the callee's event loop answers within so many seconds."""
+        channel = self.channel
+        if self._end is not None or channel is None or channel.is_lost:
+            return False
+        token = next(self._ids)
+        waiter = self._pings[token] = self._loop.create_future()
+        try:
+            self._send_quietly(messages.Ping(token))
+            await asyncio.wait((waiter,), timeout=seconds)
+            return waiter.done() and not waiter.cancelled()
+        finally:
+            self._pings.pop(token, None)
+            waiter.cancel()
+
     # --- messages of the callee ------------------------------------------------------------------
 
     def _decode(
@@ -262,7 +293,16 @@ class Caller:
     def _on_cancelled(
         self, head: messages.Cancelled, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
-        self._fail(head.id, ActorClosedError(f"{self.name} ended the call", actor=self.name))
+        self._fail(
+            head.id, ActorClosedError(f"{self.name} is closing and ended the call", actor=self.name)
+        )
+
+    def _on_pong(
+        self, head: messages.Pong, payload: memoryview, region: memoryview | None, size: int
+    ) -> None:
+        waiter = self._pings.pop(head.token, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _fail(self, number: int, error: Exception) -> None:
         entry = self._calls.pop(number, None)

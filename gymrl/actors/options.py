@@ -22,6 +22,8 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
         max_frame_bytes: Larger messages are refused on both sides.
         segment_bytes: Messages at least this large go through shared memory on one node.
         max_segment_bytes: Shared memory of one direction of a link; above it messages go inline.
+        keepalive_s: On links to other nodes: how often the client shows that it is there.
+        expiry_s: On links to other nodes: a peer that shows nothing for so long is gone.
         env: Environment variables to set in the child, beside the driver's own.
         stderr_lines: Last output lines kept for the error of a child that dies.
         output_lines_per_s: More output lines than this are counted, not logged.
@@ -37,6 +39,8 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_frame_bytes: int = 2 << 30
     segment_bytes: int = 512 << 10
     max_segment_bytes: int = 1 << 30
+    keepalive_s: float = 5.0
+    expiry_s: float = 20.0
     env: dict[str, str] = msgspec.field(default_factory=dict)
     stderr_lines: int = 40
     output_lines_per_s: int = 200
@@ -50,15 +54,22 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
             "stream_window",
             "stream_window_bytes",
             "segment_bytes",
+            "keepalive_s",
             "output_lines_per_s",
         ):
             value = getattr(self, setting)
             require(value > 0, setting, value, "must be positive")
         require(
-            1024 <= self.max_frame_bytes <= 4 << 30,
+            self.expiry_s > self.keepalive_s,
+            "expiry_s",
+            self.expiry_s,
+            f"must be longer than keepalive_s={self.keepalive_s}",
+        )
+        require(
+            (64 << 10) <= self.max_frame_bytes <= (4 << 30),
             "max_frame_bytes",
             self.max_frame_bytes,
-            "must be between 1 KiB and 4 GiB",
+            "must be between 64 KiB and 4 GiB",
         )
         require(self.max_segment_bytes >= 0, "max_segment_bytes", self.max_segment_bytes, "0: off")
         require(self.stderr_lines >= 0, "stderr_lines", self.stderr_lines, "0 keeps none")

@@ -56,7 +56,6 @@ class ProcessHandle(ActorHandle):
         self._link_lost = anyio.Event()
         self._link_error: Exception | None = None
         self._arrived: dict[type, asyncio.Future[Any]] = {}
-        self._pings: dict[int, asyncio.Future[None]] = {}
         self._close_error: Exception | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._on_death: list[Callable[[], None]] = []
@@ -162,10 +161,6 @@ class ProcessHandle(ActorHandle):
                 if payload:
                     self._close_error = self._caller.decode_error(payload)
                 self._settle(messages.Closed, None)
-            case messages.Pong(token=token):
-                waiter = self._pings.pop(token, None)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(None)
             case _:
                 logger.warning("%s sent %s out of turn", self.name, type(head).__name__)
 
@@ -203,9 +198,6 @@ class ProcessHandle(ActorHandle):
         self._caller.end(self._died)
         for kind in list(self._arrived):
             self._settle(kind, self._died_early() if kind is not messages.Closed else None)
-        for waiter in self._pings.values():
-            if not waiter.done():
-                waiter.set_exception(self._died())
         if self._closing is None:
             for callback in self._on_death:
                 callback()
@@ -244,26 +236,8 @@ class ProcessHandle(ActorHandle):
         return self._caller.stream(method, args, kwargs)
 
     async def ping(self, seconds: float) -> bool:
-        """Whether the child's event loop answers within so many seconds.
-
-        Raises:
-            ActorDiedError: It is dead.
-        """
-        if self._channel is None or self._channel.is_lost:
-            return False
-        token = id(object()) & 0xFFFFFFFF
-        while token in self._pings:
-            token += 1
-        waiter = self._pings[token] = asyncio.get_running_loop().create_future()
-        try:
-            self._channel.send(messages.Ping(token))
-            done, _ = await asyncio.wait((waiter,), timeout=seconds)
-            if done:
-                waiter.result()
-            return bool(done)
-        finally:
-            self._pings.pop(token, None)
-            waiter.cancel()
+        """Whether the child's event loop answers within so many seconds."""
+        return await self._caller.ping(seconds)
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -1,0 +1,480 @@
+"""Many workers of one actor class: dispatch, restarts, poison, health, close."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import msgspec
+
+from gymrl.actors.actor import Actor, contract_of
+from gymrl.actors.codec import RoundTrip, ValueEncoder
+from gymrl.actors.loading import locate
+from gymrl.actors.options import SpawnOptions
+from gymrl.actors.spawn import spawn
+from gymrl.actors.streams import ActorStream
+from gymrl.concurrency import OwnedTasks, close_within, gather_bounded
+from gymrl.config import Config, require
+from gymrl.errors import ActorClosedError, ActorDiedError, ActorError, PoisonError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gymrl.actors.handle import ActorHandle
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_DEATHS = 4096
+
+
+class RestartPolicy(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens when workers die.
+
+    Attributes:
+        restarts: Deaths that are answered with a restart; a restarted worker that serves a call
+            gives back what its deaths cost. Several workers dying together cost one.
+        correlation_s: Deaths of different workers within so many seconds are one event.
+        backoff_s: Wait before the second restart in a row of one worker; doubles each time.
+        max_backoff_s: Longest such wait.
+        redispatch: Give a call whose worker died to another worker. False: it fails with
+            :class:`~gymrl.errors.ActorDiedError`, as streams always do.
+        poison_after: A call that was running at so many deaths fails with
+            :class:`~gymrl.errors.PoisonError`. After its first one it runs alone on its worker, so
+            that it cannot take others with it, and others cannot be blamed for it.
+        ping_interval_s: Look after each worker's event loop so often; None: never.
+        ping_timeout_s: A worker that does not answer within this is killed and restarted.
+    """
+
+    restarts: int = 3
+    correlation_s: float = 2.0
+    backoff_s: float = 0.1
+    max_backoff_s: float = 10.0
+    redispatch: bool = True
+    poison_after: int = 2
+    ping_interval_s: float | None = None
+    ping_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        require(self.restarts >= 0, "restarts", self.restarts, "0 restarts nothing")
+        require(self.poison_after > 0, "poison_after", self.poison_after, "must be positive")
+        require(self.backoff_s >= 0, "backoff_s", self.backoff_s, "must not be negative")
+        require(
+            self.ping_interval_s is None or self.ping_interval_s > 0,
+            "ping_interval_s",
+            self.ping_interval_s,
+            "must be positive, or left out",
+        )
+
+
+class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker is.
+
+    Attributes:
+        index: Its place, from 0.
+        pid: Its process; None while it has none.
+        state: ``starting``, ``ready``, ``dead`` (a restart is due) or ``lost`` (none is).
+        in_flight: Calls and streams under way.
+        deaths: How often it has died.
+        responsive: Whether its event loop answered a ping in time.
+    """
+
+    index: int
+    pid: int | None
+    state: str
+    in_flight: int
+    deaths: int
+    responsive: bool
+
+
+class _Worker:
+    """One place for a worker, whoever fills it at the moment."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.handle: ActorHandle | None = None
+        self.state = "starting"
+        self.reserved = False
+        self.deaths = 0
+        self.deaths_in_a_row = 0
+        self.spent = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self.handle.in_flight if self.handle is not None else 0
+
+
+class Supervisor:
+    """Several workers of one actor class, kept alive, and called as one.
+
+    ::
+
+        async with Supervisor(Counter, replicas=4, start=3) as counters:
+            await counters.call("add", 4)
+
+    A call goes to the worker with the least under way. Set-up runs again, with the same arguments,
+    at every restart.
+
+    Args:
+        cls: The actor class.
+        replicas: How many workers.
+        in_process: Run them in this loop; see :func:`~gymrl.actors.spawn`.
+        options: Of each worker; names get the worker's number.
+        policy: What happens when workers die.
+        **setup: Arguments of every worker's ``setup``.
+
+    Raises:
+        ConfigError: `replicas` is not positive.
+        Exception: What :func:`~gymrl.actors.spawn` raises.
+    """
+
+    def __init__(
+        self,
+        cls: type[Actor],
+        *,
+        replicas: int = 1,
+        in_process: bool = False,
+        options: SpawnOptions | None = None,
+        policy: RestartPolicy | None = None,
+        **setup: Any,
+    ) -> None:
+        require(replicas > 0, "replicas", replicas, "must be positive")
+        self.contract = contract_of(cls)
+        options = options or SpawnOptions()
+        self.name = options.name or cls.__name__
+        self._codec = RoundTrip()
+        self._policy = policy or RestartPolicy()
+        self._options = options
+        self._spawn = functools.partial(spawn, cls, in_process=in_process, **setup)
+        self.contract.setup.bind((), setup, self._codec)
+        if not in_process:
+            locate(cls, self.name)
+        self._workers = [_Worker(index) for index in range(replicas)]
+        self._tasks = OwnedTasks(self.name)
+        self._budget = self._policy.restarts
+        self._incident: tuple[float, set[int]] = (float("-inf"), set())
+        self._suspects: collections.OrderedDict[bytes, int] = collections.OrderedDict()
+        self._one_suspect = anyio.Lock()
+        self._changed = anyio.Event()
+        self._last_death: Exception | None = None
+        self._closed = False
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await gather_bounded(self._start, self._workers)
+        except BaseException:
+            await self.close()
+            raise
+        if self._policy.ping_interval_s is not None:
+            self._watch = self._tasks.start(self._ping_all(self._policy.ping_interval_s), "pings")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _start(self, worker: _Worker) -> None:
+        options = msgspec.structs.replace(self._options, name=f"{self.name}-{worker.index}")
+        handle = await self._spawn(options=options)
+        worker.handle = handle
+        worker.state = "ready"
+        handle.when_dead(functools.partial(self._on_death, worker))
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def close(self) -> None:
+        """Close all workers at once; each is bounded by its `close_timeout_s`. Safe twice.
+
+        An error of an actor's ``close`` is logged: the other workers are closed all the same.
+        """
+        self._closed = True
+        self._notify()
+        await self._tasks.close()
+
+        async def close(worker: _Worker) -> None:
+            if worker.handle is not None:
+                # Bounded by the handle itself; the limit here is for a bound that fails.
+                limit = self._options.close_timeout_s + 30
+                await close_within(worker.handle.close(), limit, f"{self.name}-{worker.index}")
+
+        with anyio.CancelScope(shield=True):
+            await gather_bounded(close, self._workers)
+
+    @property
+    def workers(self) -> list[ActorHandle]:
+        """The handles of the workers that are ready, by place."""
+        return [w.handle for w in self._workers if w.state == "ready" and w.handle is not None]
+
+    async def health(self, timeout_s: float = 1.0) -> list[WorkerHealth]:
+        """How each worker is; pings them all at once."""
+
+        async def one(worker: _Worker) -> WorkerHealth:
+            handle = worker.handle if worker.state == "ready" else None
+            responsive = await handle.ping(timeout_s) if handle is not None else False
+            return WorkerHealth(
+                index=worker.index,
+                pid=handle.pid if handle is not None else None,
+                state=worker.state,
+                in_flight=worker.in_flight,
+                deaths=worker.deaths,
+                responsive=responsive,
+            )
+
+        return await gather_bounded(one, self._workers)
+
+    async def _ping_all(self, interval_s: float) -> None:
+        while True:
+            await anyio.sleep(interval_s)
+            for health in await self.health(self._policy.ping_timeout_s):
+                worker = self._workers[health.index]
+                if health.state == "ready" and not health.responsive and worker.handle is not None:
+                    logger.error(
+                        "%s-%d did not answer within %g s (RestartPolicy.ping_timeout_s): killed",
+                        self.name,
+                        worker.index,
+                        self._policy.ping_timeout_s,
+                    )
+                    worker.handle.kill()
+
+    # --- deaths ----------------------------------------------------------------------------------
+
+    def _on_death(self, worker: _Worker) -> None:
+        if self._closed:
+            return
+        worker.state = "dead"
+        worker.deaths += 1
+        self._charge(worker)
+        self._notify()
+        if not self._closed:
+            self._restarting = self._tasks.start(self._restart(worker), f"restart-{worker.index}")
+
+    def _charge(self, worker: _Worker) -> None:
+        """Take one death from the budget, unless it is part of an event already paid for."""
+        now = time.monotonic()
+        began, members = self._incident
+        if now - began <= self._policy.correlation_s and worker.index not in members:
+            members.add(worker.index)
+            return
+        self._incident = (now, {worker.index})
+        self._budget -= 1
+        worker.spent += 1
+
+    async def _restart(self, worker: _Worker) -> None:
+        while self._budget >= 0:
+            dead, worker.handle = worker.handle, None
+            if dead is not None:
+                await close_within(dead.close(), self._options.close_timeout_s + 30, dead.name)
+            if worker.deaths_in_a_row:
+                wait = self._policy.backoff_s * 2 ** (worker.deaths_in_a_row - 1)
+                await anyio.sleep(min(wait, self._policy.max_backoff_s))
+            worker.deaths_in_a_row += 1
+            worker.state = "starting"
+            logger.warning(
+                "%s-%d is restarted (%d more)", self.name, worker.index, max(0, self._budget)
+            )
+            try:
+                await self._start(worker)
+                return
+            except ActorError as error:
+                logger.warning("%s-%d did not start again: %s", self.name, worker.index, error)
+                self._last_death = error
+                worker.state = "dead"
+                self._budget -= 1
+                worker.spent += 1
+        worker.state = "lost"
+        logger.error(
+            "%s-%d is given up: the budget of %d restarts is spent (RestartPolicy.restarts)",
+            self.name,
+            worker.index,
+            self._policy.restarts,
+        )
+        self._notify()
+
+    def _succeeded(self, worker: _Worker) -> None:
+        if worker.spent or worker.deaths_in_a_row:
+            self._budget = min(self._policy.restarts, self._budget + worker.spent)
+            worker.spent = worker.deaths_in_a_row = 0
+
+    # --- dispatch --------------------------------------------------------------------------------
+
+    async def _acquire(self) -> _Worker:
+        """The ready worker with the least under way; waits while there is none."""
+        while True:
+            ready = [
+                w
+                for w in self._workers
+                if w.state == "ready"
+                and not w.reserved
+                and w.handle is not None
+                and not w.handle.closed
+            ]
+            if ready:
+                return min(ready, key=lambda worker: worker.in_flight)
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        if self._closed:
+            raise ActorClosedError(f"{self.name} is closed", actor=self.name)
+        if all(worker.state == "lost" for worker in self._workers):
+            raise ActorDiedError(
+                f"all {len(self._workers)} workers of {self.name} are dead and the budget of "
+                f"{self._policy.restarts} restarts is spent (RestartPolicy.restarts); the last "
+                f"reason: {self._last_death}",
+                actor=self.name,
+            ) from self._last_death
+        # The pause looks after a worker that is dying: its handle knows before we are told.
+        with anyio.move_on_after(0.5):
+            await self._changed.wait()
+
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method on one of the workers; see :meth:`ActorHandle.call`.
+
+        A call whose worker died is dispatched again, unless `RestartPolicy.redispatch` is off.
+
+        Raises:
+            PoisonError: The call was running at `RestartPolicy.poison_after` deaths.
+            ActorDiedError: No worker is left, or calls are not dispatched again.
+            Exception: What :meth:`ActorHandle.call` raises.
+        """
+        contract = self.contract.method(method, "call")
+        bound = contract.bind(args, kwargs, self._codec)
+        alone = False
+        if self._suspects:
+            alone = self._is_suspect(self._key(contract.label, bound), contract.label)
+        while True:
+            if self._closed:
+                raise ActorClosedError(f"{self.name} is closed", actor=self.name)
+            try:
+                if alone:
+                    return await self._call_alone(method, args, kwargs)
+                worker = await self._acquire()
+                return await self._call_on(worker, method, args, kwargs)
+            except _WorkerDied as died:
+                self._last_death = died.error
+                key = self._key(contract.label, bound)
+                self._suspects[key] = self._suspects.get(key, 0) + 1
+                while len(self._suspects) > _REMEMBERED_DEATHS:
+                    self._suspects.popitem(last=False)
+                self._is_suspect(key, contract.label, died.error)
+                if not self._policy.redispatch:
+                    raise died.error from None
+                alone = True
+            else:
+                raise AssertionError("unreachable")  # both branches return
+
+    def _key(self, label: str, bound: msgspec.Struct) -> bytes:
+        payload = bytearray()
+        encoder = ValueEncoder()
+        encoder.encode_into(bound, payload, label)
+        digest = hashlib.blake2b(payload, digest_size=16, person=b"gymrl")
+        for _, array in encoder.arrays:
+            digest.update(array.reshape(-1).view("u1").data if array.size else b"")
+        return digest.digest() + label.encode()
+
+    def _is_suspect(self, key: bytes, label: str, error: Exception | None = None) -> bool:
+        """Whether a call with this payload was running at a death.
+
+        Raises:
+            PoisonError: At too many.
+        """
+        deaths = self._suspects.get(key, 0)
+        if deaths >= self._policy.poison_after:
+            raise PoisonError(
+                f"{label}: this call was running when its worker died, {deaths} times, and is not "
+                f"tried again (RestartPolicy.poison_after); the last death: {error or 'earlier'}",
+                actor=self.name,
+                deaths=deaths,
+            ) from error
+        return deaths > 0
+
+    async def _call_alone(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call on a worker that runs nothing else, one such call at a time."""
+        async with self._one_suspect:
+            worker = await self._acquire()
+            worker.reserved = True
+            try:
+                while worker.in_flight and worker.state == "ready":  # noqa: ASYNC110  # rare, short
+                    await anyio.sleep(0.005)
+                return await self._call_on(worker, method, args, kwargs)
+            finally:
+                worker.reserved = False
+                self._notify()
+
+    async def _call_on(
+        self, worker: _Worker, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        handle = worker.handle
+        if handle is None:
+            raise _WorkerDied(ActorDiedError(f"{self.name}-{worker.index} is dead"))
+        try:
+            result = await handle.call(method, *args, **kwargs)
+        except ActorDiedError as error:
+            if handle.closed and not self._closed:
+                raise _WorkerDied(error) from None
+            raise
+        except ActorClosedError:
+            raise
+        self._succeeded(worker)
+        return result
+
+    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> SupervisedStream:
+        """Stream from one of the workers; see :meth:`ActorHandle.stream`.
+
+        A worker is chosen when the first item is asked for. A stream whose worker dies fails with
+        :class:`~gymrl.errors.ActorDiedError`: what it had given cannot be taken back.
+        """
+        contract = self.contract.method(method, "stream")
+        contract.bind(args, kwargs, self._codec)
+        return SupervisedStream(self, method, args, kwargs)
+
+
+class _WorkerDied(Exception):
+    """A worker died under a call; the error is what the handle said."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class SupervisedStream(ActorStream):
+    """A stream from whichever worker is chosen when it begins."""
+
+    def __init__(
+        self, supervisor: Supervisor, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._supervisor = supervisor
+        self._request = (method, args, kwargs)
+        self._inner: ActorStream | None = None
+        self._left = False
+
+    async def __anext__(self) -> Any:
+        if self._inner is None:
+            if self._left:
+                raise StopAsyncIteration
+            worker = await self._supervisor._acquire()
+            assert worker.handle is not None
+            method, args, kwargs = self._request
+            self._inner = worker.handle.stream(method, *args, **kwargs)
+        return await self._inner.__anext__()
+
+    async def aclose(self) -> None:
+        """Cancel the producer and wait until it has ended."""
+        self._left = True
+        if self._inner is not None:
+            await self._inner.aclose()
+
+    def __del__(self) -> None:
+        self._inner = None
