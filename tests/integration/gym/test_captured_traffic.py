@@ -7,11 +7,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymrl.gym.client import HttpPool
+from gymrl.errors import RolloutFailure
+from gymrl.gym.client import GymClient, HttpPool
 from gymrl.gym.embedded import Peers, ResourcesServer, Verdict, tool
 from gymrl.gym.embedded.simple_agent import SimpleAgent
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.registry import RegistryServer, RouteTable, read_registry
+from gymrl.types import Row
 
 CAPTURES = Path(__file__).parents[2] / "data" / "captures"
 RESOURCES = "example_single_tool_call"
@@ -299,3 +301,52 @@ def test_a_typed_environment_server_in_front_of_an_agent_gets_its_rows():
         },
     }
     assert RouteTable(config).run_url("env") == "http://127.0.0.1:3/run"
+
+
+def recorded_runs():
+    """Every recorded ``/run`` call of a client, with its answer."""
+    found = [
+        (record["req"], record["status"], record["resp_body"])
+        for path in sorted(CAPTURES.rglob("client*.json"))
+        for record in json.loads(path.read_text())
+        if record["url"].endswith("/run")
+    ]
+    direct = json.loads((CAPTURES / "v07_multi" / "direct_calls.json").read_text())
+    found += [(r["req"], r["status"], r["resp"]) for r in direct if r["path"] == "/run"]
+    return found
+
+
+RUNS = recorded_runs()
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)))
+async def test_our_client_reads_every_recorded_run(number):
+    asked, status, answered = RUNS[number]
+    server = RecordedServer([{"resp_body": answered, "status": status, "resp_headers": []}])
+    await server.listener.start()
+    row = Row(
+        index=0,
+        task_index=0,
+        rollout_index=0,
+        route="a",
+        rollout_id="r",
+        body=json.dumps(asked).encode(),
+    )
+    async with HttpPool() as pool:
+        client = GymClient(pool, 20.0)
+        url = f"{server.listener.url}/run"
+        if status == 200:
+            assert json.loads(await client.run(url, row, "a")) == answered
+        else:
+            with pytest.raises(RolloutFailure) as caught:
+                await client.run(url, row, "a")
+            assert caught.value.status == status
+            assert caught.value.kind == ("infra" if status == 500 else "data")
+            text = json.dumps(answered, separators=(",", ":"), ensure_ascii=False)
+            assert caught.value.body == text[:2000]
+    await server.listener.stop()
+    assert server.asked == [("POST", "/run", None, asked)]
+
+
+def test_the_recordings_hold_good_and_refused_and_failed_runs():
+    assert {status for _, status, _ in RUNS} == {200, 422, 500}
