@@ -85,7 +85,6 @@ class HttpPool:
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
-            auto_decompress=True,
         )
         return self
 
@@ -139,7 +138,7 @@ class HttpPool:
 def _typed_errors(url: str) -> Iterator[None]:
     try:
         yield
-    except aiohttp.InvalidURL as error:
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise GymRequestError(f"{url!r} is no URL that can be requested", url=url) from error
     except aiohttp.ServerTimeoutError as error:
         raise GymTransportError(f"{url}: no connection in time ({error})", url=url) from error

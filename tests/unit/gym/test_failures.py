@@ -13,6 +13,7 @@ from gymrl.errors import (
 from gymrl.gym.client import (
     CHAIN_LIMIT,
     HttpAnswer,
+    HttpPool,
     chain_of,
     failure_kind_of,
     failure_of,
@@ -125,6 +126,20 @@ def test_a_refused_row_says_status_url_and_the_bodys_beginning():
         raise_for_status(answer, "row 3")
     assert caught.value.body.startswith("maximum context length")
     assert len(caught.value.body) == 2000
+
+
+@pytest.mark.parametrize(
+    "url", ["nope", "http://", "http://a:99999/", "ftp://x/", "file:///etc/hosts"]
+)
+async def test_what_is_no_http_url_is_the_rows_own_fault(url):
+    async with HttpPool() as pool:
+        with pytest.raises(GymRequestError, match="is no URL that can be requested"):
+            await pool.get(url)
+
+
+async def test_a_pool_that_is_not_open_says_how_to_open_it():
+    with pytest.raises(RuntimeError, match="async context manager"):
+        await HttpPool().get("http://127.0.0.1:1/")
 
 
 @pytest.mark.parametrize("status", [200, 204, 302])
