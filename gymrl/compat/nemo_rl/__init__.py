@@ -14,6 +14,12 @@ and errors are of :mod:`gymrl.errors`, each of them also of the type that NeMo R
 """
 
 from gymrl.compat.nemo_rl.environment import NemoGym, spinup_nemo_gym_actor
+from gymrl.compat.nemo_rl.native import (
+    run_async_multi_turn_rollout,
+    run_async_multi_turn_rollout_groups,
+    run_multi_turn_rollout,
+    run_sample_multi_turn_rollout,
+)
 from gymrl.compat.nemo_rl.results import NemoGymRolloutResult, RolloutGroupResult
 from gymrl.compat.nemo_rl.rewards import (
     apply_reward_penalties,
@@ -61,8 +67,12 @@ __all__ = [
     "get_nemo_gym_venv_dir",
     "nemo_gym_rollout_hit_max_tokens",
     "resolve_reward_penalty_config",
+    "run_async_multi_turn_rollout",
+    "run_async_multi_turn_rollout_groups",
     "run_async_nemo_gym_rollout",
+    "run_multi_turn_rollout",
     "run_nemo_gym_rollout_sync",
+    "run_sample_multi_turn_rollout",
     "setup_nemo_gym_config",
     "should_mask_flagged_samples",
     "should_use_nemo_gym",

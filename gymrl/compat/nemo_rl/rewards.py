@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
-from gymrl.compat.nemo_rl.settings import plain_mapping
+from gymrl.compat.nemo_rl.settings import plain, plain_mapping
 from gymrl.scoring import PenaltyConfig, check_reward_contract, reward_components
 from gymrl.scoring.answer import Answer
 from gymrl.scoring.components import columns_of, reward_number
@@ -82,7 +82,7 @@ def resolve_reward_penalty_config(
     config = penalty_config(reward_penalty_config, thinking_tags)
     if config is None:
         return None
-    resolved = config.to_dict()
+    resolved: dict[str, Any] = plain(config.to_dict())
     ids = think_tag_ids(config, encode_with(tokenizer))
     if ids is not None:
         resolved["token_ids"] |= {"think_open": ids[0], "think_close": ids[1]}

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from gymrl.compat.nemo_rl.crossing import stream_across
 from gymrl.compat.nemo_rl.environment import NemoGym
-from gymrl.compat.nemo_rl.results import NemoGymRolloutResult, gym_result, pad_token_of
+from gymrl.compat.nemo_rl.results import (
+    NemoGymRolloutResult,
+    gym_result,
+    pad_token_of,
+    refuse_running_loop,
+)
 from gymrl.compat.nemo_rl.rewards import encode_with, penalty_config
 from gymrl.compat.nemo_rl.settings import (
     effort_config as effort_block,
@@ -187,15 +192,7 @@ def run_nemo_gym_rollout_sync(
         RuntimeError: An event loop runs in this thread.
         GymrlError: As there.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
-        raise RuntimeError(
-            "an event loop runs in this thread, and a blocking call would stop it; "
-            "use run_async_nemo_gym_rollout there"
-        )
+    refuse_running_loop("run_async_nemo_gym_rollout")
     num_rows = len(_rows(input_batch))
     results = run_async_nemo_gym_rollout(
         policy_generation,
