@@ -13,10 +13,10 @@ form, so that such a model can be asked to use tools at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymrl.errors import GenerationRequestError
+from gymrl.errors import GenerationRequestError, PrefixError
 from gymrl.generation.parsing import (
     CALL_CLOSE,
     CALL_OPEN,
@@ -192,33 +192,39 @@ class ChatFormat:
         Raises:
             PrefixError: See :func:`gymrl.generation.prefix.splice`.
         """
-        whole = self.render(
-            messages,
-            tools,
-            add_generation_prompt=add_generation_prompt,
-            template_kwargs=template_kwargs,
-        )
-        upto = self.render(
-            messages[: place + 1],
-            tools,
-            add_generation_prompt=False,
-            template_kwargs=template_kwargs,
-        )
-        before = (
-            self.render(
-                messages[:place],
-                tools,
-                add_generation_prompt=False,
-                template_kwargs=template_kwargs,
+
+        def render(part: Sequence[Message], opens_turn: bool = False) -> list[int]:
+            return self.render(
+                part, tools, add_generation_prompt=opens_turn, template_kwargs=template_kwargs
             )
-            if place
-            else []
-        )
-        # Tokens at the border may merge with what follows: search from where both agree.
-        agreed = next(
-            (i for i, (a, b) in enumerate(zip(before, upto, strict=False)) if a != b), len(before)
-        )
-        return splice(prefix, whole, upto, self.end_ids, agreed)
+
+        whole = render(messages, add_generation_prompt)
+        upto = render(messages[: place + 1])
+        before = self._rendered_before(render, messages[:place])
+        try:
+            return splice(prefix, whole, upto, self.end_ids, _agreed(before, upto))
+        except PrefixError as error:
+            is_rewritten = error.expected is not None
+            if not is_rewritten or _has_reasoning(messages[place]) or place + 1 == len(messages):
+                raise
+        # Some templates write a last message differently from the same message further up (Qwen3
+        # gives it an empty block of reasoning). With no reasoning to lose that is no rewriting:
+        # see the message as the one before the next.
+        upto = render(messages[: place + 2])
+        start = _agreed(before, upto)
+        ends = [i for i in range(start, len(upto)) if upto[i] in self.end_ids]
+        return splice(prefix, whole, upto[: ends[0] + 1] if ends else upto, self.end_ids, start)
+
+    def _rendered_before(
+        self, render: Callable[[Sequence[Message]], list[int]], messages: Sequence[Message]
+    ) -> list[int]:
+        if not messages:
+            return []
+        try:
+            return render(messages)
+        except GenerationRequestError:
+            # Some templates refuse a conversation that has no user's message yet.
+            return []
 
     def parse(self, text: str, *, has_tools: bool, is_reasoning: bool = False) -> ParsedText:
         """A generation's text taken apart.
@@ -284,6 +290,16 @@ class ChatFormat:
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         after = self.encode(rendered.rpartition(_PROBE)[2])
         return [next(i for i in after if i in special)] if special.intersection(after) else []
+
+
+def _agreed(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids both begin with; at a border, tokens may merge with what follows."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _has_reasoning(message: Message) -> bool:
+    return bool(message.get("reasoning_content")) or THINK_CLOSE in (message.get("content") or "")
 
 
 def _prepared(message: Message) -> Message:

@@ -47,6 +47,10 @@ class TransformersGenerator:
         logprobs_mode: See :class:`~gymrl.config.GenerationConfig`.
         detokenize: Ids to text with special tokens kept; needed for stop texts only.
         num_threads: Torch's intra-op threads; None is torch's default.
+
+    Raises:
+        ConfigError: The model keeps a state other than a key-value cache, or its context is
+            shorter than `max_model_len`.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only settings of one object
@@ -60,6 +64,7 @@ class TransformersGenerator:
         detokenize: Detokenize | None = None,
         num_threads: int | None = None,
     ) -> None:
+        _require_key_value_cache(model)
         self.model = model
         self._max_batch_size = max_batch_size
         self._max_model_len = _context_length(model, max_model_len)
@@ -325,8 +330,7 @@ def load_model(source: str, config: GenerationConfig) -> Any:
     """The model of `source` in the configured type on the configured device, in eval mode.
 
     Raises:
-        ConfigError: There is no GPU though one is asked for, the files can't be read, or the
-            model keeps a state other than a key-value cache.
+        ConfigError: There is no GPU though one is asked for, or the files can't be read.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -340,15 +344,18 @@ def load_model(source: str, config: GenerationConfig) -> Any:
         raise ConfigError(
             f"model={config.model!r} can't be loaded from {source}: {error}", setting="model"
         ) from error
+    return model.to("cuda" if use_gpu else "cpu").eval()
+
+
+def _require_key_value_cache(model: Any) -> None:
     text_config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(text_config, "layer_types", None) or ())
     if getattr(model, "_is_stateful", False) or any("linear" in kind for kind in kinds):
         raise ConfigError(
-            f"model={config.model!r} ({type(model).__name__}) keeps a recurrent state; the "
-            "embedded generator runs attention models only, serve this one with vLLM",
+            f"{type(model).__name__} keeps a recurrent state; the embedded generator runs "
+            "attention models only, serve this one with vLLM",
             setting="model",
         )
-    return model.to("cuda" if use_gpu else "cpu").eval()
 
 
 def model_end_ids(model: Any) -> list[int]:

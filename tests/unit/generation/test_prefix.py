@@ -2,7 +2,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gymrl.errors import PrefixError
+from gymrl.errors import GenerationRequestError, PrefixError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.prefix import TruePrefix, splice
 from gymrl.testing import build_tiny_tokenizer
@@ -207,6 +207,50 @@ def test_a_template_that_drops_reasoning_is_an_error():
     with pytest.raises(PrefixError, match="drop reasoning") as caught:
         chat.continue_from(TruePrefix(prompt, [5, 2]), messages, 1)
     assert caught.value.position == len(prompt)
+
+
+# An empty block of reasoning is given to the last message alone, as Qwen3 does.
+LAST_IS_DIFFERENT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and (loop.last or m.reasoning_content) %}"
+    "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("reasoning", [None, "hm"])
+@pytest.mark.parametrize("replies", [1, 3])
+def test_a_template_that_writes_its_last_message_differently_loses_nothing(reasoning, replies):
+    """NVIDIA-NeMo/Gym#1787: every tool turn of such a model failed."""
+    chat = ChatFormat(build_tiny_tokenizer(LAST_IS_DIFFERENT))
+    answer = {"role": "assistant", "content": "look"}
+    if reasoning:
+        answer["reasoning_content"] = reasoning
+    messages = [{"role": "user", "content": "hi"}, answer]
+    messages += [{"role": "user", "content": f"reply {i}"} for i in range(replies)]
+    prompt = chat.render(messages[:1])
+    truth = [*prompt, 5, 6, 2]
+    following = chat.continue_from(TruePrefix(prompt, [5, 6, 2]), messages, 1)
+    assert following[: len(truth)] == truth
+    tail = chat.tokenizer.decode(following[len(truth) :])
+    expected = "".join(f"\n<|im_start|>user\nreply {i}<|im_end|>" for i in range(replies))
+    assert tail == expected + "\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_refuses_a_conversation_without_a_user_still_continues():
+    template = "{% if not messages|selectattr('role', 'equalto', 'user')|list %}"
+    template += "{{ raise_exception('no user') }}{% endif %}" + NO_NEWLINE
+    chat = ChatFormat(build_tiny_tokenizer(template))
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "u"},
+    ]
+    with pytest.raises(GenerationRequestError, match="no user"):
+        chat.continue_from(TruePrefix([5], [6, 2]), messages, 1)
+    messages.insert(1, {"role": "user", "content": "u"})
+    assert chat.continue_from(TruePrefix([5], [6, 2]), messages, 2)[:3] == [5, 6, 2]
 
 
 def test_a_template_that_never_closes_a_turn_is_an_error():
