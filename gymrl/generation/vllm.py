@@ -220,7 +220,7 @@ class VllmGenerator:
             if staged is not None:
                 staged.remove()
             raise
-        self._source, self._weight_version, self._broken = directory, version, None
+        self._source, self._weight_version = directory, version
         previous, self._staged = self._staged, staged
         if previous is not None:
             previous.remove()
@@ -244,6 +244,7 @@ class VllmGenerator:
                 faults = await self._engine.load_weights(directory, version)
                 if faults:
                     await self._go_back(faults)
+                self._broken = None
         finally:
             if self._engine.is_running and self._broken is None:
                 with anyio.CancelScope(shield=True):

@@ -6,6 +6,7 @@ vLLM imports this module in the engine's process. It must stay small.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -23,6 +24,9 @@ class WeightUpdateExtension:
             None, or what went wrong. The model is then whole in shape but mixed in content, and
             must be loaded again from where its weights came from.
         """
+        if not os.path.isdir(directory):
+            # vLLM would take the path for the name of a model, and look for it on the network.
+            return f"the directory {directory} is gone"
         try:
             self.reload_weights(weights_path=directory)
         except Exception as error:
