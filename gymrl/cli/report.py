@@ -21,8 +21,24 @@ def _ratio(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
+_HEADERS = (
+    "task source",
+    "prompts",
+    "rows",
+    "failed",
+    "pass rate",
+    "mean reward",
+    "groups with differing rewards",
+    "tokens",
+    "sampled",
+    "turns a row",
+    "cut off",
+)
+_WIDE_TABLE = 122
+
+
 def source_cells(source: SourceSummary) -> list[str]:
-    """The cells of one row of the table, as text."""
+    """The cells of one source, as text, in the order of the columns."""
     turns = f"{source.turns / source.scored:.1f}" if source.scored else "-"
     return [
         source.source,
@@ -39,25 +55,24 @@ def source_cells(source: SourceSummary) -> list[str]:
     ]
 
 
-def summary_table(summary: RunSummary) -> Table:
-    """One line a task source."""
-    table = Table(title=None, show_edge=False, pad_edge=False)
-    table.add_column("task source", no_wrap=True)
-    for header in (
-        "prompts",
-        "rows",
-        "failed",
-        "pass rate",
-        "mean reward",
-        "groups with\ndiffering rewards",
-        "tokens",
-        "sampled",
-        "turns\na row",
-        "cut off",
-    ):
-        table.add_column(header, justify="right")
-    for source in summary.sources:
-        table.add_row(*source_cells(source))
+def summary_table(summary: RunSummary, width: int) -> Table:
+    """One line a task source; where `width` has no room for that, one column a task source."""
+    cells = [source_cells(source) for source in summary.sources]
+    table = Table(show_edge=False, pad_edge=False)
+    longest = max((len(names[0]) for names in cells), default=0)
+    if width >= _WIDE_TABLE - len(_HEADERS[0]) + longest:
+        table.add_column(_HEADERS[0], no_wrap=True)
+        for header in _HEADERS[1:]:
+            wrapped = header.replace("with ", "with\n").replace("turns ", "turns\n")
+            table.add_column(wrapped, justify="right")
+        for line in cells:
+            table.add_row(*line)
+        return table
+    table.add_column(_HEADERS[0], no_wrap=True)
+    for line in cells:
+        table.add_column(line[0], justify="right", overflow="fold")
+    for place, header in enumerate(_HEADERS[1:], start=1):
+        table.add_row(header, *(line[place] for line in cells))
     return table
 
 
@@ -98,8 +113,8 @@ def failure_lines(failure: FailureSummary) -> list[str]:
 
 def print_summary(console: Console, summary: RunSummary) -> None:
     """The table, where the time went, and the failures by class."""
-    console.print(summary_table(summary))
-    console.print(timing_line(summary), markup=False, highlight=False)
+    console.print(summary_table(summary, console.width))
+    console.print(timing_line(summary), markup=False, highlight=False, soft_wrap=True)
     if summary.failures:
         console.print(
             f"failed rows: {summary.num_failed}",

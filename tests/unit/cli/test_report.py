@@ -79,3 +79,14 @@ def test_the_whole_report_holds_the_table_and_the_failures():
     assert "task source" in text
     assert "failed rows: 2" in text
     assert "no [such] tool" in text
+
+
+def test_a_narrow_terminal_loses_no_number():
+    stream = io.StringIO()
+    summary = RunSummary(sources=(source(),), failures=(), timings={}, seconds=1.0)
+    print_summary(Console(file=stream, width=60), summary)
+    text = stream.getvalue()
+    assert "groups with differing rewards" in text
+    for cell in source_cells(source()):
+        assert cell in text
+    assert "…" not in text
