@@ -18,12 +18,10 @@ from gymrl.actors import messages
 from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.channel import Channel
 from gymrl.actors.codec import ValueDecoder
-from gymrl.actors.failures import describe
-from gymrl.actors.frames import ABSENT
 from gymrl.actors.lifeline import GRACE_S
 from gymrl.actors.loading import load
 from gymrl.actors.options import SpawnOptions
-from gymrl.actors.service import ActorService
+from gymrl.actors.service import ActorService, send_error
 from gymrl.errors import ActorError, ProtocolVersionError
 
 if TYPE_CHECKING:
@@ -94,12 +92,16 @@ class Worker:
             case _:
                 logger.error("message %s came out of turn", type(head).__name__)
 
-    def _send(self, head: messages.Message, payload: object = ABSENT) -> None:
+    def _send(self, head: messages.Message) -> None:
         try:
             if self._channel is not None:
-                self._channel.send(head, payload)
+                self._channel.send(head)
         except ActorError as error:
             logger.debug("%s was not sent: %s", type(head).__name__, error)
+
+    def _send_error(self, head: messages.Message, error: BaseException) -> None:
+        if self._channel is not None:
+            send_error(self._channel, head, error)
 
     def _load(self, head: messages.Start, payload: memoryview, region: memoryview | None) -> None:
         try:
@@ -109,7 +111,7 @@ class Worker:
             arguments = self._decoder.decode(payload, region, compiled)
             actor = actor_class()
         except BaseException as error:  # noqa: BLE001  # an import may raise anything; it goes to the driver
-            self._send(messages.Refused(), describe(error))
+            self._send_error(messages.Refused(), error)
             self.end(0)
             return
         if not self._started.done():
@@ -120,7 +122,7 @@ class Worker:
         try:
             await contract.setup.invoke(actor, arguments)
         except BaseException as error:  # noqa: BLE001  # goes to the driver, whatever it is
-            self._send(messages.Refused(), describe(error))
+            self._send_error(messages.Refused(), error)
             return False
         assert self._channel is not None
         self._service = ActorService(actor, contract, self._channel, start.name)
@@ -141,7 +143,7 @@ class Worker:
         if failure is None:
             self._send(messages.Closed())
         else:
-            self._send(messages.Closed(), describe(failure))
+            self._send_error(messages.Closed(), failure)
 
 
 async def _serve(plan: dict[str, Any], lifeline: Lifeline) -> None:

@@ -55,6 +55,16 @@ def describe(error: BaseException, with_traceback: bool = True) -> ErrorData:
     return _describe(error, with_traceback, set(), MAX_CHAIN)
 
 
+def describe_briefly(error: BaseException, why: str) -> ErrorData:
+    """The same in under three kilobytes, when the whole does not fit into a message."""
+    cls = type(error)
+    return ErrorData(
+        type=bounded(cls.__qualname__, 200),
+        module=bounded(str(cls.__module__), 200),
+        message=f"{bounded(_message(error), 800)} [{bounded(why, 300)}]",
+    )
+
+
 def _describe(error: BaseException, with_traceback: bool, seen: set[int], budget: int) -> ErrorData:
     seen.add(id(error))
     cls = type(error)

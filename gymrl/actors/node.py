@@ -14,11 +14,11 @@ from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.authentication import check_secret, prove_as_client, prove_as_server
 from gymrl.actors.channel import Channel
 from gymrl.actors.codec import RoundTrip
-from gymrl.actors.failures import describe, start_error
+from gymrl.actors.failures import start_error
 from gymrl.actors.handle import ActorHandle
 from gymrl.actors.link import Caller
 from gymrl.actors.options import SpawnOptions
-from gymrl.actors.service import ActorService
+from gymrl.actors.service import ActorService, send_error
 from gymrl.concurrency import OwnedTasks, deadline
 from gymrl.errors import (
     ActorClosedError,
@@ -190,7 +190,7 @@ class _Session:
             case messages.Start(qualname=qualname):
                 served = type(self._actor).__qualname__
                 error = ActorStartError(f"{served} is served here, not {qualname}")
-                channel.send(messages.Refused(), describe(error))
+                send_error(channel, messages.Refused(), error)
             case _:
                 channel.abort(ActorError(f"{type(head).__name__} came out of turn"))
 

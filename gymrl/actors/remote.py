@@ -57,6 +57,7 @@ class ProcessHandle(ActorHandle):
         self._link_error: Exception | None = None
         self._arrived: dict[type, asyncio.Future[Any]] = {}
         self._close_error: Exception | None = None
+        self._death: tuple[str, str] | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._on_death: list[Callable[[], None]] = []
 
@@ -202,13 +203,20 @@ class ProcessHandle(ActorHandle):
             for callback in self._on_death:
                 callback()
 
-    def _died(self) -> Exception:
+    def _died(self) -> ActorDiedError:
         process = self._process
         assert process is not None
-        lines = process.output.last_lines
-        link = f"; the link broke: {self._link_error}" if self._link_error is not None else ""
+        if self._death is None:
+            # One text for all errors of this death: there may be thousands.
+            lines = process.output.last_lines
+            broke = f"; the link broke: {self._link_error}" if self._link_error else ""
+            self._death = (
+                f"{self.name} (process {process.pid}) {process.how_it_ended}{broke}{_quoted(lines)}",
+                lines,
+            )
+        text, lines = self._death
         return ActorDiedError(
-            f"{self.name} (process {process.pid}) {process.how_it_ended}{link}{_quoted(lines)}",
+            text,
             actor=self.name,
             exit_code=process.exit_code,
             signal=process.signal,
@@ -217,7 +225,6 @@ class ProcessHandle(ActorHandle):
 
     def _died_early(self) -> Exception:
         died = self._died()
-        assert isinstance(died, ActorDiedError)
         error = ActorStartError(
             f"{self.name} did not start: {died}", actor=self.name, stderr=died.stderr
         )

@@ -11,11 +11,10 @@ import msgspec
 
 from gymrl.actors import messages
 from gymrl.actors.codec import ValueDecoder
-from gymrl.actors.failures import describe
-from gymrl.actors.frames import ABSENT
+from gymrl.actors.failures import describe, describe_briefly
 from gymrl.actors.streams import Window
 from gymrl.concurrency import OwnedTasks
-from gymrl.errors import ActorError, EncodeError, ProtocolError
+from gymrl.errors import ActorError, EncodeError, FrameTooLargeError, ProtocolError
 
 if TYPE_CHECKING:
     from gymrl.actors.actor import Actor
@@ -190,10 +189,21 @@ class ActorService:
         self._cancelled.discard(number)
 
     def _fail(self, number: int, error: BaseException) -> None:
-        self._send(messages.Failed(number), describe(error))
+        send_error(self._channel, messages.Failed(number), error)
 
-    def _send(self, head: messages.Message, payload: object = ABSENT) -> None:
+    def _send(self, head: messages.Message) -> None:
         try:
-            self._channel.send(head, payload)
+            self._channel.send(head)
         except ActorError as error:
             logger.debug("%s was not sent: %s", type(head).__name__, error)
+
+
+def send_error(channel: Channel, head: messages.Message, error: BaseException) -> None:
+    """Send an error, whole if it fits, else in brief; a link that is gone is no concern."""
+    try:
+        try:
+            channel.send(head, describe(error))
+        except (FrameTooLargeError, EncodeError) as fault:
+            channel.send(head, describe_briefly(error, f"cut short: {fault}"))
+    except ActorError as fault:
+        logger.debug("%s was not sent: %s", type(head).__name__, fault)
