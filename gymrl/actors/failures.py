@@ -111,13 +111,31 @@ def _message(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        return bounded("".join(traceback.format_exception(error)))
+        if _is_small(error):
+            return bounded("".join(traceback.format_exception(error)))
     except BaseException:  # noqa: BLE001  # formatting calls the error's own __str__ and friends
         pass
     try:
         return bounded("".join(traceback.format_tb(error.__traceback__)))
     except Exception as fault:  # noqa: BLE001  # sources may be unreadable; the error still goes on
         return f"<its traceback is not to be had: {type(fault).__name__}>"
+
+
+def _is_small(error: BaseException) -> bool:
+    """Whether formatting it takes no time: few errors in its chain and groups."""
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if len(seen) > MAX_ERRORS:
+            return False
+        pending += (one.__cause__, None if one.__suppress_context__ else one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            pending += one.exceptions[: MAX_ERRORS + 1]
+    return True
 
 
 def _travels(value: object) -> bool:
