@@ -277,19 +277,22 @@ async def test_rewritten_history_is_refused_or_starts_a_segment(serve):
     from gymrl.testing import build_tiny_tokenizer
 
     template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }} {{ 'x' if loop.last else m.content }}"
-        "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }} "
+        "{% if loop.last %}{{ m.reasoning_content or '' }}{% endif %}{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
     )
     chat = ChatFormat(build_tiny_tokenizer(template))
     carried = {"prompt_token_ids": [1], "generation_token_ids": [5]}
-    items = [*USER, {"role": "assistant", "content": "a", **carried}, *USER]
+    reasoning = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+    answered = {"role": "assistant", "content": "a", **carried}
+    items = [*USER, reasoning, answered, *USER]
     async with serve(ScriptedGenerator([[5]]), chat=chat) as client:
         status, answer = await client.post("/responses", {"input": items})
         assert (status, answer["error"]["code"]) == (400, "prefix_rewritten")
         assert "at token" in answer["error"]["message"]
     async with serve(ScriptedGenerator([[5]]), chat=chat, on_rewrite="segment") as client:
         answer = await client.ok("/responses", input=items)
-        messages = [{"role": m["role"], "content": m["content"]} for m in items]
+        messages = [*USER, {"role": "assistant", "content": "a"}, *USER]
         assert answer["output"][0]["prompt_token_ids"] == chat.render(messages)
 
 
