@@ -4,6 +4,8 @@ import os
 import threading
 import time
 
+import anyio
+
 from gymrl.environments import EnvironmentReturn
 
 
@@ -82,4 +84,13 @@ class Opened:
         type(self).closed += 1
 
     async def step(self, message_logs, metadata):
+        return reply(message_logs, metadata)
+
+
+class Slow:
+    """Sleeps as long as its metadata says, a minute without."""
+
+    async def step(self, message_logs, metadata):
+        for given in metadata:
+            await anyio.sleep(60 if given is None else given["seconds"])
         return reply(message_logs, metadata)
