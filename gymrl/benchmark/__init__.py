@@ -1,7 +1,8 @@
 """Benchmarks: named sets of tasks with the Gym servers that grade them.
 
-:func:`load_benchmark` makes one of the shipped ones; :func:`read_rows` and :func:`read_servers`
-take rows and servers from files, for everything else.
+:func:`~gymrl.benchmark.catalogue.load_benchmark` makes one of the shipped ones;
+:func:`~gymrl.benchmark.files.read_rows` and :func:`~gymrl.benchmark.files.read_servers` take rows
+and servers from files, for everything else.
 """
 
 from gymrl.benchmark.base import Benchmark
