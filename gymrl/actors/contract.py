@@ -35,8 +35,8 @@ class UnresolvedAnnotationError(EncodeError):
 class ValueCodec(Protocol):
     """What binding needs from the codec: the round trip that a value takes over the wire."""
 
-    def round_trip(self, value: object, type_: Any) -> Any:
-        """Encode `value` and decode it as `type_`."""
+    def round_trip(self, value: object, type_: Any, root: str = "value") -> Any:
+        """Encode `value` and decode it as `type_`; `root` begins the path in an error."""
         ...
 
 
@@ -133,9 +133,8 @@ class MethodContract:
 
     def _bind_as_travelled(self, values: dict[str, Any], codec: ValueCodec) -> msgspec.Struct:
         try:
-            bound: msgspec.Struct = codec.round_trip(values, self.arguments)
-        except EncodeError as error:
-            raise EncodeError(f"{self.label}(): {error}", path=error.path) from None
+            unchecked = self.arguments(**values)
+            bound: msgspec.Struct = codec.round_trip(unchecked, self.arguments, self.arguments_root)
         except msgspec.ValidationError as error:
             text = str(error)
             path = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None
