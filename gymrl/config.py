@@ -341,10 +341,17 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         seed: Row seeds derive from it, the task index and the rollout index; None: unseeded.
         start_timeout_s: Deadline for workers and servers to be ready, all together.
         no_progress_timeout_s: Longest silence of the whole stream; None: no watchdog.
+        group_timeout_s: Deadline of a group, from the moment the stream begins, the consumer's own
+            time not counted. Then the group's unfinished rows are timeouts and `failure_policy`
+            decides. None: none.
         max_infra_attempts: Dispatches of a row whose failures are the fleet's, the first included;
-            a row that spends them ends the run.
+            a row that spends them ends the run. Connections that were refused have as many of
+            their own.
         max_data_attempts: Dispatches of a row whose failures are its own, the first included;
             then `failure_policy` decides.
+        worker_restarts: Deaths of worker processes that are answered with a restart. Workers that
+            die together cost one, and a restarted worker that finishes a row gives back what its
+            deaths have cost. 0: the first death ends the run.
     """
 
     generation: GenerationConfig | None = None
@@ -357,8 +364,10 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: int | None = None
     start_timeout_s: float = 300.0
     no_progress_timeout_s: float | None = None
+    group_timeout_s: float | None = None
     max_infra_attempts: int = 5
     max_data_attempts: int = 2
+    worker_restarts: int = 3
 
     def __post_init__(self) -> None:
         require(self.num_workers > 0, "num_workers", self.num_workers, "must be positive")
@@ -390,11 +399,16 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             self.in_process,
             "one process has one worker: use one shard with one replica",
         )
+        for setting in ("no_progress_timeout_s", "group_timeout_s"):
+            seconds = getattr(self, setting)
+            require(
+                seconds is None or seconds > 0, setting, seconds, "must be positive, or left out"
+            )
         require(
-            self.no_progress_timeout_s is None or self.no_progress_timeout_s > 0,
-            "no_progress_timeout_s",
-            self.no_progress_timeout_s,
-            "must be positive, or left out",
+            self.worker_restarts >= 0,
+            "worker_restarts",
+            self.worker_restarts,
+            "must not be negative; 0 restarts nothing",
         )
         for setting in ("max_infra_attempts", "max_data_attempts"):
             value = getattr(self, setting)

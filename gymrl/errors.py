@@ -23,6 +23,7 @@
     │       ├── NonContiguousTokensError     a turn's prompt does not begin with what was sampled
     │       ├── BadLogprobsError             missing, short, null, NaN or infinite
     │       ├── RewardContractError (ValueError)  no number, or not the sum of its components
+    │       ├── RowRejected                  the caller's `accept` refused the sample
     │       └── NoGenerationError            no turn to train on
     ├── RolloutRedispatchExhausted (RuntimeError)   the infra budget of a row is spent
     ├── GenerationError (RuntimeError)
@@ -177,9 +178,13 @@ class RolloutInfraFailure(RolloutFailure):
 
 
 class GymTransportError(RolloutInfraFailure):
-    """Connection trouble, or an HTTP status that says "not now" (5xx, 408, 429)."""
+    """Connection trouble, or an HTTP status that says "not now" (5xx, 408, 429).
+
+    `was_sent` is False where no connection was made, so that the server has seen nothing.
+    """
 
     retry_after_s: float | None = None
+    was_sent: bool | None = None
 
 
 class RolloutTimeout(RolloutInfraFailure, TimeoutError):
@@ -224,6 +229,10 @@ class RewardContractError(RolloutDataFailure, ValueError):
 
     reward: float | None = None
     components: dict[str, float] | None = None
+
+
+class RowRejected(RolloutDataFailure):
+    """The caller's `accept` refused the sample; it is not attempted again."""
 
 
 class NoGenerationError(RolloutDataFailure):

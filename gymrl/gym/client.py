@@ -141,7 +141,12 @@ def _typed_errors(url: str) -> Iterator[None]:
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise GymRequestError(f"{url!r} is no URL that can be requested", url=url) from error
     except aiohttp.ServerTimeoutError as error:
-        raise GymTransportError(f"{url}: no connection in time ({error})", url=url) from error
+        was_sent = False if isinstance(error, aiohttp.ConnectionTimeoutError) else None
+        raise GymTransportError(
+            f"{url}: no connection in time ({error})", url=url, was_sent=was_sent
+        ) from error
+    except aiohttp.ClientConnectorError as error:
+        raise GymTransportError(f"{url}: {_described(error)}", url=url, was_sent=False) from error
     except aiohttp.ClientPayloadError as error:
         raise GymTransportError(f"{url}: the answer ended early ({error})", url=url) from error
     except (aiohttp.ClientError, OSError) as error:
