@@ -1,0 +1,331 @@
+"""vLLM servers that run elsewhere, as one generator.
+
+Calls go to the server with the fewest in flight. A server that can't be reached, or that breaks
+off, is left out and looked at from time to time until it answers again. A call moves on to another
+server only when it was refused before anything was sampled; one that breaks off later fails, for
+sampling it again would favour short answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from gymrl.concurrency import OwnedTasks, close_within, closing_stream, deadline, gather_bounded
+from gymrl.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    GenerationError,
+    GenerationTransportError,
+    WeightUpdateError,
+)
+from gymrl.generation.balancer import Balancer, Upstream
+from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
+from gymrl.generation.vllm_client import RefusedError, ServerFacts, VllmClient
+from gymrl.generation.vllm_sampling import generated
+from gymrl.generation.vllm_wire import Choice, request_body, sampling_fields
+
+if TYPE_CHECKING:
+    from gymrl.config import LogprobsMode, SamplingParams, VllmConfig
+    from gymrl.generation.weights import PauseMode, WeightSource
+
+logger = logging.getLogger(__name__)
+
+INSPECT_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Sampled:
+    """What a call has so far; the call's abort returns it."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.last = Choice()
+
+    def take(self, choice: Choice, on_token: TokenCallback | None) -> None:
+        """One part of the answer."""
+        token_ids = choice.token_ids or []
+        logprobs = choice.logprobs.values() if choice.logprobs else []
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        if choice.finish_reason is not None:
+            self.last = choice
+        if on_token is not None:
+            for token_id, logprob in zip(token_ids, logprobs, strict=False):
+                on_token(token_id, logprob)
+
+    def aborted(self) -> Generated:
+        """What there is, where no more will come."""
+        return Generated(token_ids=self.token_ids, logprobs=self.logprobs, finish_reason="abort")
+
+
+class RemoteVllmGenerator:
+    """Samples from vLLM servers. Build it with :meth:`connect`.
+
+    Args:
+        config: Names the servers.
+        end_ids: Tokens that end a turn.
+        logprobs_mode: What the servers' log-probabilities must be.
+    """
+
+    def __init__(
+        self, config: VllmConfig, end_ids: Sequence[int], logprobs_mode: LogprobsMode
+    ) -> None:
+        self._balancer = Balancer([_root(url) for url in config.base_urls])
+        self._config = config
+        self._end_ids = frozenset(end_ids)
+        self._logprobs_mode: LogprobsMode = logprobs_mode
+        self._facts: dict[str, ServerFacts] = {}
+        self._max_model_len = 0
+        self._weight_version = "unknown"
+        self._closed = False
+        self._calls: set[anyio.CancelScope] = set()
+        self._tasks = OwnedTasks("vllm-servers")
+        self._is_out = anyio.Event()
+        self._client = VllmClient()
+
+    @classmethod
+    async def connect(
+        cls, config: VllmConfig, end_ids: Sequence[int], logprobs_mode: LogprobsMode = "processed"
+    ) -> Self:
+        """Look at every server; those that don't answer are out until they do.
+
+        Raises:
+            ConfigError: A server gives other log-probabilities than `logprobs_mode`, or servers
+                disagree about the context's length.
+            GenerationTransportError: None of them answers; the text says why for each.
+        """
+        generator = cls(config, end_ids, logprobs_mode)
+        try:
+            await generator._open()
+        except BaseException:
+            await generator.close()
+            raise
+        return generator
+
+    async def _open(self) -> None:
+        await gather_bounded(self._look_at, self._balancer.upstreams)
+        with self._balancer.lease():
+            pass
+        lengths = {facts.max_model_len for facts in self._facts.values()}
+        if len(lengths) > 1:
+            raise ConfigError(
+                f"vllm.base_urls: the servers' contexts differ, {sorted(lengths)} tokens; start "
+                "them with one --max-model-len",
+                setting="vllm.base_urls",
+            )
+        self._max_model_len = lengths.pop()
+        self._probe = self._tasks.start(self._look_after(), "probe")
+
+    @property
+    def max_model_len(self) -> int:
+        """Context in tokens, prompt and generation together."""
+        return self._max_model_len
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a turn."""
+        return self._end_ids
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some server takes calls."""
+        return not self._closed and len(self._balancer.out()) < len(self._balancer.upstreams)
+
+    @property
+    def weight_version(self) -> str:
+        """Version that the latest answer named, as the server calls it."""
+        return self._weight_version
+
+    @property
+    def out(self) -> dict[str, str]:
+        """Servers that get no calls, and why."""
+        return {u.url: u.out_because or "" for u in self._balancer.out()}
+
+    @property
+    def in_flight(self) -> dict[str, int]:
+        """Calls by server."""
+        return {upstream.url: upstream.in_flight for upstream in self._balancer.upstreams}
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """See :meth:`gymrl.generation.base.Generator.generate`.
+
+        Raises:
+            GenerationTransportError: No server takes the call, or the one that took it broke off.
+            DeadlineExceeded: It took longer than ``vllm.request_timeout_s``.
+        """
+        if self._closed:
+            raise GenerationError("the generator is closed")
+        check_prompt(prompt_ids, 1 << 31)
+        budget = token_budget(len(prompt_ids), sampling, self._max_model_len)
+        fields = sampling_fields(sampling, budget=budget, end_ids=self._end_ids)
+        sampled = Sampled()
+        with anyio.CancelScope() as scope:
+            self._calls.add(scope)
+            try:
+                with deadline(
+                    self._config.request_timeout_s,
+                    "the answer of a vLLM server",
+                    "vllm.request_timeout_s",
+                ):
+                    await self._dispatch(prompt_ids, fields, sampled, on_token)
+            finally:
+                self._calls.discard(scope)
+        if scope.cancelled_caught:  # by close()
+            return sampled.aborted()
+        last = sampled.last
+        if last.spans:
+            self._weight_version = last.spans[-1].version
+        return generated(
+            sampled.token_ids,
+            sampled.logprobs,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            sampling=sampling,
+            weight_versions=last.spans,
+        )
+
+    async def _dispatch(
+        self,
+        prompt_ids: Sequence[int],
+        fields: dict[str, Any],
+        sampled: Sampled,
+        on_token: TokenCallback | None,
+    ) -> None:
+        tried: set[str] = set()
+        while True:
+            with self._balancer.lease(tried) as upstream:
+                tried.add(upstream.url)
+                facts = self._facts[upstream.url]
+                body = request_body(
+                    facts.path, facts.model, prompt_ids, fields, stream=on_token is not None
+                )
+                try:
+                    await self._ask(upstream.url, facts.path, body, sampled, on_token)
+                except RefusedError as error:
+                    if error.status != 429:
+                        self._take_out(upstream, str(error))
+                    logger.info("%s; trying another server", error)
+                except GenerationTransportError as error:
+                    if error.status is None:
+                        self._take_out(upstream, str(error))
+                    else:
+                        # One call failed; whether all do is for the server to say.
+                        await self._look_again(upstream)
+                    raise
+                else:
+                    return
+
+    async def _ask(
+        self,
+        url: str,
+        path: str,
+        body: dict[str, Any],
+        sampled: Sampled,
+        on_token: TokenCallback | None,
+    ) -> None:
+        choices = self._client.choices(url, path, body)
+        async with closing_stream(choices):
+            async for choice in choices:
+                sampled.take(choice, on_token)
+        if sampled.last.finish_reason is None:
+            raise GenerationTransportError(
+                f"{url} ended its answer after {len(sampled.token_ids)} tokens, before the "
+                "generation was whole",
+                url=url,
+            )
+
+    async def update_weights(
+        self, source: WeightSource, version: str, *, pause: PauseMode = "keep"
+    ) -> None:
+        """Refused: servers that run elsewhere get their weights from whoever runs them.
+
+        Raises:
+            WeightUpdateError: Always.
+        """
+        raise WeightUpdateError(
+            f"weights {version!r} from {source}: servers named by vllm.base_urls are updated where "
+            "they run; leave base_urls out to have engines whose weights gymrl exchanges",
+            version=version,
+            serving=self._weight_version,
+            source=str(source),
+        )
+
+    def _take_out(self, upstream: Upstream, reason: str) -> None:
+        if upstream.out_because is None:
+            logger.warning("leaving out %s: %s", upstream.url, reason)
+        upstream.out_because = reason
+        self._is_out.set()
+
+    async def _look_after(self) -> None:
+        """Put servers back in that are well again."""
+        while True:
+            await self._is_out.wait()
+            await gather_bounded(self._look_again, self._balancer.out())
+            if not self._balancer.out():
+                self._is_out = anyio.Event()
+                continue
+            await anyio.sleep(self._config.probe_interval_s)
+
+    async def _look_again(self, upstream: Upstream) -> None:
+        try:
+            await self._look_at(upstream)
+        except ConfigError as error:
+            upstream.out_because = str(error)
+            logger.warning("leaving out %s: %s", upstream.url, error)
+        if upstream.out_because is None:
+            logger.info("%s answers again", upstream.url)
+
+    async def _look_at(self, upstream: Upstream) -> None:
+        """Take a server in, or out, as it is now.
+
+        Raises:
+            ConfigError: It is well, but not what the configuration says.
+        """
+        try:
+            with deadline(INSPECT_TIMEOUT_S, f"an answer of {upstream.url}"):
+                facts = await self._client.inspect(upstream.url)
+        except (GenerationError, DeadlineExceeded) as error:
+            self._take_out(upstream, str(error))
+            return
+        if facts.logprobs_mode != self._logprobs_mode:
+            raise ConfigError(
+                f"{upstream.url} gives {facts.logprobs_mode} log-probabilities where "
+                f"logprobs_mode={self._logprobs_mode!r}; start it with "
+                f"--logprobs-mode {self._logprobs_mode}_logprobs",
+                setting="logprobs_mode",
+            )
+        if self._max_model_len not in (0, facts.max_model_len):
+            raise ConfigError(
+                f"{upstream.url} has a context of {facts.max_model_len} tokens now, the others "
+                f"have {self._max_model_len}",
+                setting="vllm.base_urls",
+            )
+        self._facts[upstream.url] = facts
+        upstream.out_because = None
+
+    async def close(self) -> None:
+        """See :meth:`gymrl.generation.base.Generator.close`; the servers run on."""
+        self._closed = True
+        for scope in self._calls:
+            scope.cancel()
+        await self._tasks.close()
+        await close_within(self._client.close(), CLOSE_TIMEOUT_S, "connections to vLLM servers")
+
+
+def _root(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"vllm.base_urls: {url!r} is no URL; write http://host:port", setting="vllm.base_urls"
+        )
+    return url.rstrip("/").removesuffix("/v1")

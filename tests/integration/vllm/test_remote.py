@@ -1,0 +1,295 @@
+"""Real vLLM servers by URL: two of them, one is killed, and comes back."""
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+import pytest_asyncio
+
+from gymrl.concurrency import gather_bounded
+from gymrl.config import SamplingParams, VllmConfig
+from gymrl.errors import (
+    ConfigError,
+    ContextOverflowError,
+    GenerationRequestError,
+    GenerationTransportError,
+    WeightUpdateError,
+)
+from gymrl.generation.base import Generator
+from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
+from gymrl.generation.vllm_http import RemoteVllmGenerator
+from gymrl.generation.weights import DirectoryWeights
+from tests.integration.vllm.engines import PROMPT, until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+
+END_IDS = (2,)
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+class Servers:
+    """One server with the route for tokens and one without, started and killed by port."""
+
+    def __init__(self, model: str) -> None:
+        self.ports = free_ports(2)
+        self.urls = tuple(f"http://127.0.0.1:{port}/v1" for port in self.ports)
+        self._arguments = ("--enable-scale-out", "")
+        self._launcher = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.vllm.serve", model],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+
+    def start(self, place: int) -> None:
+        self._order(f"start {self.ports[place]} {self._arguments[place]}")
+
+    def kill(self, place: int) -> None:
+        self._order(f"kill {self.ports[place]}")
+
+    def _order(self, line: str) -> None:
+        self._launcher.stdin.write(f"{line}\n")
+        self._launcher.stdin.flush()
+
+    def end(self) -> None:
+        self._launcher.stdin.close()
+        self._launcher.wait(timeout=20)
+
+
+def get(port: int, path: str) -> bytes | None:
+    """The answer, None while there is none."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.read()
+    except OSError:
+        return None
+
+
+async def ready(port: int) -> None:
+    with anyio.fail_after(120):
+        while await anyio.to_thread.run_sync(get, port, "/health") is None:  # noqa: ASYNC110
+            await anyio.sleep(0.2)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def servers(models):
+    servers = Servers(models.first)
+    try:
+        for place in range(2):
+            servers.start(place)
+        for port in servers.ports:
+            await ready(port)
+        yield servers
+    finally:
+        await anyio.to_thread.run_sync(servers.end)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def generator(servers):
+    config = VllmConfig(base_urls=servers.urls, probe_interval_s=0.3)
+    generator = await RemoteVllmGenerator.connect(config, END_IDS)
+    yield generator
+    await generator.close()
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["generate", "completions"])
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+async def test_tokens_and_log_probabilities_are_exact_on_either_route(
+    servers, first, place, is_streamed
+):
+    config = VllmConfig(base_urls=(servers.urls[place],))
+    generator = await RemoteVllmGenerator.connect(config, END_IDS)
+    try:
+        assert isinstance(generator, Generator)
+        assert generator.max_model_len == 512
+        sampling = SamplingParams(max_tokens=48, temperature=0.7, top_p=0.95, ignore_eos=True)
+        prompts = [[*PROMPT, *range(10, 10 + n)] for n in range(6)]
+        told: list[tuple[int, float]] = []
+
+        async def ask(prompt: list[int]):
+            if not is_streamed:
+                return await generator.generate(prompt, sampling)
+            own: list[tuple[int, float]] = []
+            result = await generator.generate(
+                prompt, sampling, on_token=lambda *token: own.append(token)
+            )
+            assert own == list(zip(result.token_ids, result.logprobs, strict=True))
+            told.extend(own)
+            return result
+
+        results = await gather_bounded(ask, prompts)
+    finally:
+        await generator.close()
+
+    errors = [
+        error
+        for prompt, result in zip(prompts, results, strict=True)
+        for error in first.errors(prompt, result, sampling)
+    ]
+    assert len(errors) == 6 * 48
+    assert sum(errors) / len(errors) < MEAN_TOLERANCE
+    assert max(errors) < MAX_TOLERANCE
+    assert bool(told) == is_streamed
+    spans = {tuple(result.weight_versions) for result in results}
+    assert spans == ({(("default", 0, 48),)} if place == 0 else {()})
+
+
+async def test_a_seed_gives_the_same_tokens_on_both_routes(generator):
+    sampling = SamplingParams(max_tokens=24, seed=5, ignore_eos=True)
+    once = await generator.generate(PROMPT, sampling)
+    again = await generator.generate(PROMPT, sampling)  # the other server's turn
+    assert once.token_ids == again.token_ids
+
+
+async def test_calls_are_shared_out_by_what_is_in_flight(generator, servers):
+    sampling = SamplingParams(max_tokens=64, ignore_eos=True)
+    seen = []
+
+    async def ask(_):
+        await generator.generate(
+            PROMPT, sampling, on_token=lambda *_: seen.append(dict(generator.in_flight))
+        )
+
+    await gather_bounded(ask, range(8))
+    assert max(sum(counts.values()) for counts in seen) == 8
+    assert all(max(counts.values()) <= 4 for counts in seen)
+    assert set(generator.in_flight.values()) == {0}
+
+
+async def test_requests_that_no_server_can_serve_are_refused(generator):
+    with pytest.raises(ContextOverflowError):
+        await generator.generate([5] * 512, SamplingParams())
+    with pytest.raises(GenerationRequestError, match="HTTP 400"):
+        await generator.generate([10_000_000], SamplingParams())
+    with pytest.raises(GenerationRequestError, match="no token"):
+        await generator.generate([], SamplingParams())
+    assert generator.out == {}
+
+
+async def test_servers_whose_log_probabilities_are_of_another_kind_are_refused(servers):
+    config = VllmConfig(base_urls=servers.urls)
+    with pytest.raises(ConfigError, match="--logprobs-mode raw_logprobs"):
+        await RemoteVllmGenerator.connect(config, END_IDS, "raw")
+
+
+async def test_servers_that_run_elsewhere_take_no_weights(generator, models):
+    with pytest.raises(WeightUpdateError, match="updated where they run"):
+        await generator.update_weights(DirectoryWeights(path=models.second), "1")
+
+
+async def test_a_killed_server_fails_what_it_was_sampling_and_gets_no_calls_until_it_is_back(
+    generator, servers
+):
+    dead = servers.urls[0].removesuffix("/v1")
+    failed, finished = [], []
+    started = 0
+
+    async def ask(_):
+        nonlocal started
+
+        def count(*_):
+            nonlocal started
+            started += 1
+
+        try:
+            sampling = SamplingParams(max_tokens=480, ignore_eos=True)
+            finished.append(await generator.generate(PROMPT, sampling, on_token=count))
+        except GenerationTransportError as error:
+            failed.append(error)
+
+    async with anyio.create_task_group() as group:
+        for index in range(6):
+            group.start_soon(ask, index)
+        await until(lambda: started > 60)
+        servers.kill(0)
+
+    # Half of them were on it; they had tokens, so they fail, and only they.
+    assert [error.url for error in failed] == [dead] * 3
+    assert [len(result.token_ids) for result in finished] == [480] * 3
+    assert list(generator.out) == [dead]
+    assert generator.is_running
+
+    short = SamplingParams(max_tokens=4, ignore_eos=True)
+    results = await gather_bounded(lambda _: generator.generate(PROMPT, short), range(6))
+    assert [len(result.token_ids) for result in results] == [4] * 6
+    assert dead in generator.out
+
+    servers.start(0)
+    await until(lambda: not generator.out, 100)
+    once = await generator.generate(PROMPT, short)
+    again = await generator.generate(PROMPT, short)
+    # One of two calls in a row goes to the server that came back: it says its weights' version.
+    assert [bool(result.weight_versions) for result in (once, again)].count(True) == 1
+
+
+async def test_a_server_that_is_down_when_we_connect_is_left_out_and_its_calls_go_elsewhere(
+    servers,
+):
+    absent = f"http://127.0.0.1:{free_ports(1)[0]}"
+    config = VllmConfig(base_urls=(absent, servers.urls[1]), probe_interval_s=0.3)
+    generator = await RemoteVllmGenerator.connect(config, END_IDS)
+    try:
+        assert list(generator.out) == [absent]
+        result = await generator.generate(PROMPT, SamplingParams(max_tokens=3, ignore_eos=True))
+        assert len(result.token_ids) == 3
+    finally:
+        await generator.close()
+
+
+async def test_cancelling_a_call_frees_the_server(generator, servers):
+    """The server sees that the connection is gone, and aborts."""
+
+    async def loads() -> list[int]:
+        answers = [await anyio.to_thread.run_sync(get, port, "/load") for port in servers.ports]
+        return [msgspec.json.decode(answer)["server_load"] for answer in answers]
+
+    async def ask() -> None:
+        await generator.generate(PROMPT, SamplingParams(max_tokens=500, ignore_eos=True))
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            for _ in range(8):
+                group.start_soon(ask)
+            while await loads() != [4, 4]:  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+        assert set(generator.in_flight.values()) == {0}
+        while await loads() != [0, 0]:  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.01)
+
+
+async def test_closing_ends_calls_with_abort_and_what_they_have(generator):
+    started = anyio.Event()
+    results = []
+
+    async def ask():
+        results.append(
+            await generator.generate(
+                PROMPT,
+                SamplingParams(max_tokens=480, ignore_eos=True),
+                on_token=lambda *_: started.set(),
+            )
+        )
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await started.wait()
+        await generator.close()
+    assert results[0].finish_reason == "abort"
+    assert 0 < len(results[0].token_ids) < 480
+    with pytest.raises(Exception, match="closed"):
+        await generator.generate(PROMPT, SamplingParams())
