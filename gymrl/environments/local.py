@@ -249,6 +249,7 @@ class WorkerEnvironment:
         self._locks = [anyio.Lock() for _ in range(num_workers)]
         self._max_restarts = max_restarts
         self._deaths = 0
+        self._lost: set[ActorHandle] = set()
 
     async def start(self) -> None:
         """Start every worker; when one does not come up, those that did are closed."""
@@ -288,13 +289,15 @@ class WorkerEnvironment:
         self._busy[number] += len(message_logs)
         try:
             worker = await self._living(number)
-            answer: EnvironmentReturn = await worker.call("step", message_logs, metadata)
-        except ActorDiedError:
-            self._deaths += 1
-            raise
-        except ActorClosedError as error:  # it died while the call was on its way
-            self._deaths += 1
-            raise ActorDiedError(f"worker {number} is gone: {error}", actor=error.actor) from error
+            try:
+                answer: EnvironmentReturn = await worker.call("step", message_logs, metadata)
+            except (ActorDiedError, ActorClosedError) as error:
+                self._deaths += worker not in self._lost
+                self._lost.add(worker)
+                if isinstance(error, ActorDiedError):
+                    raise
+                # It died while the call was on its way.
+                raise ActorDiedError(f"worker {worker.name} is gone: {error}") from error
         finally:
             self._busy[number] -= len(message_logs)
         self._deaths = 0
@@ -303,7 +306,7 @@ class WorkerEnvironment:
     async def _living(self, number: int) -> ActorHandle:
         async with self._locks[number]:
             worker = self._workers[number]
-            if not worker.closed:
+            if not worker.closed and worker not in self._lost:
                 return worker
             if self._deaths > self._max_restarts:
                 raise ActorDiedError(
@@ -314,6 +317,7 @@ class WorkerEnvironment:
             logger.warning("worker %s is gone; starting it anew", worker.name)
             await worker.close()
             self._workers[number] = await self._open_worker(number)
+            self._lost.discard(worker)
             return self._workers[number]
 
     async def close(self) -> None:

@@ -2,9 +2,9 @@ r"""Mathematics with a known answer, checked by the math-verify package.
 
 The metadata of an episode is ``{"ground_truth": "\\frac{1}{2}"}``. Needs the extra ``maths``.
 
-math-verify keeps its time limits with signals, which work on a process's main thread alone, and
-some expressions (towers of powers) hold the interpreter beyond any signal. So it runs in worker
-processes, one answer at a time each, and a worker that does not come back is killed.
+math-verify keeps its time limits with signals, which work on a process's main thread alone, and a
+long native call holds the interpreter beyond any signal. So it runs in worker processes, one answer
+at a time each, and a worker that does not come back is killed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class MathsVerifier(Actor):
 
 
 class MathsEnvironment(BaseEnvironment):
-    """A right result is a reward of 1, a wrong or unreadable one 0; one answer an episode.
+    """A right result is a reward of 1, anything else 0; one answer an episode.
+
+    A result that can't be read, or not compared within its seconds (a tower of powers), is not right.
 
     Use it as ``async with MathsEnvironment() as maths:``. An episode whose reference can't be read,
     or whose answer the verifier did not come back from, can't be scored and fails: it gets no 0.
@@ -167,14 +169,15 @@ class MathsEnvironment(BaseEnvironment):
     async def _verify(self, answer: str, truth: str) -> Verdict:
         async with self._limiter:
             worker = self._idle.pop() if self._idle else await self._open(len(self._workers))
+            is_lost = False
             try:
                 return await self._ask(worker, answer, truth)
             except (DeadlineExceeded, ActorDiedError, ActorClosedError) as error:
                 logger.warning("a verifier is given up on answer %.200r: %s", answer, error)
-                worker.kill()
+                is_lost = True
                 return Verdict(None)
             finally:
-                await self._put_back(worker)
+                await self._put_back(worker, is_lost)
 
     async def _ask(self, worker: ActorHandle, answer: str, truth: str) -> Verdict:
         verdicts: list[Verdict] = []
@@ -185,10 +188,11 @@ class MathsEnvironment(BaseEnvironment):
             )
         return verdicts[0]
 
-    async def _put_back(self, worker: ActorHandle) -> None:
-        if not worker.closed:
+    async def _put_back(self, worker: ActorHandle, is_lost: bool) -> None:
+        if not is_lost and not worker.closed:
             self._idle.append(worker)
             return
+        worker.kill()
         self._workers.discard(worker)
         with anyio.CancelScope(shield=True):
             await worker.close()

@@ -1,8 +1,10 @@
 """Environments in real worker processes."""
 
 import os
+import signal
 
 import anyio
+import psutil
 import pytest
 
 from gymrl.actors import spawn
@@ -40,6 +42,15 @@ async def test_a_worker_that_dies_fails_its_step_and_the_next_one_finds_a_new_wo
         answer = await world.step(logs("live"), [None])
 
     assert answer.terminateds == [True]
+
+
+async def test_a_worker_that_only_ever_dies_is_not_started_for_ever():
+    async with spawn_environment(f"{WORLDS}:Dies") as world:
+        for _ in range(4):
+            with pytest.raises(ActorDiedError, match="exit"):
+                await world.step(logs("die"), [None])
+        with pytest.raises(ActorDiedError, match="died 4 times in a row"):
+            await world.step(logs("live"), [None])
 
 
 async def test_a_sample_whose_worker_died_is_tried_again_as_the_fleets_failure():
@@ -116,11 +127,25 @@ async def test_mathematics_is_verified_in_workers_of_its_own():
     assert answer.rewards == [1.0, 0.0, 1.0]
 
 
-async def test_an_expression_that_no_signal_interrupts_costs_a_verifier_and_no_run():
+async def test_an_answer_that_takes_too_long_to_compare_is_not_right():
     tower = said(r"\boxed{9^{9^{9^{9^{9}}}}}")
     async with MathsEnvironment(seconds=1) as maths:
         hard = await maths.step([tower], [{"ground_truth": r"9^{9^{9^{9^{8}}}}"}])
         easy = await maths.step([said("2")], [{"ground_truth": "2"}])
 
-    assert hard.rewards[0] in (None, 0.0)
+    assert hard.rewards == [0.0]
     assert easy.rewards == [1.0]
+
+
+@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_verifier_that_does_not_come_back_costs_its_sample_and_is_replaced(fault):
+    before = set(psutil.Process().children())
+    async with MathsEnvironment(seconds=1) as maths:
+        [worker] = set(psutil.Process().children()) - before
+        worker.send_signal(fault)
+        lost = await maths.step([said("2")], [{"ground_truth": "2"}])
+        next_one = await maths.step([said("2")], [{"ground_truth": "2"}])
+
+    assert lost.rewards == [None]
+    assert next_one.rewards == [1.0]
+    assert set(psutil.Process().children()) <= before
