@@ -43,6 +43,7 @@ class Channel(asyncio.BufferedProtocol):
     Attributes:
         handlers: Who gets which type of message; add to it.
         received: Bytes that came over the socket so far.
+        sent: Bytes of all messages sent so far, over the socket or through shared memory.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Channel(asyncio.BufferedProtocol):
         self._error: Exception | None = None
         self._lost = False
         self.received = 0
+        self.sent = 0
 
     @classmethod
     async def over(
@@ -119,6 +121,7 @@ class Channel(asyncio.BufferedProtocol):
         if self._lost or self._transport is None:
             raise ActorClosedError("the link to the other process is gone")
         size = self._writer.write(head, value, root, with_bytes)
+        self.sent += size
         if not self._corked:
             # The first message of a turn of the loop goes at once; what follows goes together.
             self._corked = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
 
     from gymrl.actors.contract import ActorContract
     from gymrl.actors.streams import ActorStream
+
+logger = logging.getLogger(__name__)
 
 
 class ActorHandle(abc.ABC):
@@ -41,6 +44,11 @@ class ActorHandle(abc.ABC):
     @abc.abstractmethod
     def in_flight(self) -> int:
         """Calls and streams that have not ended."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all messages sent to the actor so far, arrays included; 0 in process."""
+        return 0
 
     @abc.abstractmethod
     async def ping(self, seconds: float) -> bool:
@@ -106,4 +114,11 @@ class ActorHandle(abc.ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except Exception:
+            # The error that led here is the one to be raised.
+            logger.exception("closing %s failed", self.name)

@@ -101,6 +101,10 @@ class Caller:
             waiter.cancel()
 
     def _open_channel(self) -> Channel:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                f"{self.name} was opened in another event loop; a handle belongs to one loop"
+            )
         if self._end is not None:
             raise self._end()
         if self.channel is None:

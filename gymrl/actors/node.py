@@ -228,6 +228,11 @@ class NodeHandle(ActorHandle):
         """Calls and streams that have not ended."""
         return self._caller.in_flight
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all messages sent so far."""
+        return self._channel.sent if self._channel is not None else 0
+
     def when_dead(self, callback: Callable[[], None]) -> None:
         """Have `callback` called in the loop when the link is lost."""
         self._on_death.append(callback)

@@ -76,6 +76,11 @@ class ProcessHandle(ActorHandle):
         """Calls and streams that have not ended."""
         return self._caller.in_flight
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of all messages sent so far."""
+        return self._channel.sent if self._channel is not None else 0
+
     def when_dead(self, callback: Callable[[], None]) -> None:
         """Have `callback` called in the loop when the process dies without being closed."""
         self._on_death.append(callback)

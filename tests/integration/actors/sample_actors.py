@@ -73,6 +73,14 @@ class Echo(Actor):
         return bytes(size)
 
 
+class Keeping(Actor):
+    async def setup(self, table: bytes) -> None:
+        self.table = table
+
+    async def look_up(self, key: int) -> int:
+        return self.table[key]
+
+
 class TwoArguments(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"{a} and {b}")

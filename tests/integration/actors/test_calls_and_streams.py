@@ -12,6 +12,7 @@ import threading
 import anyio
 import anyio.lowlevel
 import numpy as np
+import psutil
 import pytest
 
 from gymrl.actors import SpawnOptions, spawn
@@ -30,6 +31,7 @@ from tests.integration.actors.sample_actors import (
     Cargo,
     Counter,
     Echo,
+    Keeping,
     Point,
     Sleeper,
 )
@@ -410,3 +412,49 @@ async def test_an_unknown_error_type_arrives_whole():
     error = caught.value
     assert (error.remote_type, error.remote_message) == ("TwoArguments", "1 and 2")
     assert "in raise_" in error.remote_traceback
+
+
+async def test_what_goes_into_the_set_up_is_sent_once():
+    # NVIDIA-NeMo/RL#3668: a tokenizer of 7 MB went along with every prompt.
+    async with spawn(Keeping, table=bytes(5 << 20)) as keeping:
+        started = keeping.bytes_sent
+        assert started > 5 << 20
+        for key in range(100):
+            assert await keeping.call("look_up", key) == 0
+        assert keeping.bytes_sent - started < 100 * 100
+
+
+async def test_memory_stays_flat_while_large_arrays_pass():
+    async with spawn(Echo) as echo:
+        array = np.zeros(16 << 20, np.uint8)
+        processes = [psutil.Process(), psutil.Process(echo.pid)]
+
+        async def pass_some():
+            for number in range(20):
+                array[0] = number
+                assert (await echo.call("array", array))[0] == number
+
+        await pass_some()
+        before = [process.memory_info().rss for process in processes]
+        await pass_some()
+        after = [process.memory_info().rss for process in processes]
+    assert all(new - old < 24 << 20 for old, new in zip(before, after, strict=True))
+
+
+async def test_a_handle_of_another_loop_is_refused():
+    async with spawn(Counter) as counter:
+
+        def elsewhere():
+            with pytest.raises(RuntimeError, match="another event loop"):
+                asyncio.run(counter.call("add", 1))
+
+        await anyio.to_thread.run_sync(elsewhere)
+        assert await counter.call("add", 1) == 1
+
+
+@both
+async def test_an_error_of_close_does_not_hide_the_error_that_led_to_it(in_process, caplog):
+    with pytest.raises(KeyError, match="the reason"):
+        async with spawn(BadClose, in_process=in_process, how="raise"):
+            raise KeyError("the reason")
+    assert "close failed" in caplog.text

@@ -382,6 +382,32 @@ async def test_a_worker_stuck_with_the_interpreter_lock_does_not_outlive_its_dri
     assert await all_end([pid], 8)
 
 
+async def test_a_fork_of_the_driver_does_not_keep_workers_alive():
+    # The fork holds the write end of the death pipe, and the driver's end of the link.
+    fork = "import os, time; forked = os.fork(); forked or (time.sleep(6), os._exit(0))"
+    driver = start_driver(f"exec({fork!r}); await asyncio.sleep(60)")
+    try:
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        await anyio.sleep(0.3)
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+    assert await all_end(pids, 5)
+
+
+async def test_an_interrupted_driver_closes_its_workers():
+    driver = start_driver("await asyncio.sleep(60)")
+    try:
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        driver.send_signal(signal.SIGINT)
+        assert await all_end([*pids, driver.pid], 8)
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+
+
 @pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0])
 async def test_nothing_outlives_a_driver_that_is_killed_while_workers_start(delay):
     mark = f"starting-{os.getpid()}-{delay}"
