@@ -25,7 +25,6 @@ from gymrl.errors import ActorClosedError, ActorDiedError, ConfigError, Environm
 logger = logging.getLogger(__name__)
 
 STUCK_AFTER_S = 10.0
-"""A cancelled step whose thread goes on for longer is logged, and again each time it passes."""
 
 
 class OpenEnvironment:
@@ -35,12 +34,21 @@ class OpenEnvironment:
         environment: Anything with a ``step``, async or not.
         name: The task name, for errors and logs.
         max_threads: Steps of a blocking environment at a time.
+        stuck_after_s: A cancelled step whose thread goes on for longer is logged, and again each
+            time it passes.
 
     Raises:
         ConfigError: There is no ``step``, or `max_threads` is not positive.
     """
 
-    def __init__(self, environment: Environment, *, name: str, max_threads: int = 1) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        name: str,
+        max_threads: int = 1,
+        stuck_after_s: float = STUCK_AFTER_S,
+    ) -> None:
         if not callable(getattr(environment, "step", None)):
             raise ConfigError(
                 f"environment {name!r} ({type(environment).__name__}) has no step method",
@@ -51,6 +59,7 @@ class OpenEnvironment:
         self.name = name
         self._environment = environment
         self._limiter = anyio.CapacityLimiter(max_threads)
+        self._stuck_after_s = stuck_after_s
 
     async def step(self, message_logs: list[MessageLog], metadata: list[Any]) -> EnvironmentReturn:
         """One step over B conversations.
@@ -126,7 +135,7 @@ class OpenEnvironment:
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
                 while not ended.is_set():
-                    with anyio.move_on_after(STUCK_AFTER_S):
+                    with anyio.move_on_after(self._stuck_after_s):
                         await ended.wait()
                     if not ended.is_set():
                         logger.warning(

@@ -25,6 +25,7 @@ from gymrl.rollout.native_steps import EnvironmentSet, GeneratorPool
 from gymrl.scoring.answer import Answer
 from gymrl.scoring.native_metrics import native_group_stats, native_histograms, native_scalars
 from gymrl.scoring.stats import GroupStats
+from gymrl.telemetry import RateLimitedLog
 from gymrl.types import RolloutGroup, RowResult
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gymrl.rollout.native_text import TextCodec
 
 logger = logging.getLogger(__name__)
+_failures = RateLimitedLog(logger)
 
 
 class NativeRollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +177,7 @@ class _Batch:
         if isinstance(outcome, FailedAttempt):
             if self._config.failure_policy == "raise":
                 raise outcome.raised()
-            logger.warning("%s", outcome.raised())
+            _failures.log(outcome.failure.error, logging.WARNING, "%s", outcome.raised())
             settled: Any = outcome.failure
         else:
             settled = outcome

@@ -159,7 +159,10 @@ class EnvironmentSet:
             for place, step in zip(places[name], await self._call(name, chosen), strict=True):
                 found[place] = step
 
-        await gather_bounded(one, places)
+        if len(places) == 1:
+            await one(next(iter(places)))
+        else:
+            await gather_bounded(one, places)
         return [step for step in found if step is not None]
 
     async def _call(self, name: str, episodes: Sequence[Episode]) -> Sequence[Step | Exception]:

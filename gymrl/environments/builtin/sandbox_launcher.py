@@ -159,22 +159,36 @@ def supervise(job: dict[str, Any], isolation: str) -> dict[str, Any]:
     elif 0 in ready:
         report = {"outcome": "cancelled"}
     os.kill(init, signal.SIGKILL)
-    end_everything()
+    end_everything(isolation)
     return {**report, "wall_time_s": time.monotonic() - started}
 
 
-def end_everything() -> None:
-    """Kill and reap every process below this one, those that left their session too."""
-    own = f"/proc/self/task/{os.getpid()}/children"
+def end_everything(isolation: str) -> None:
+    """Reap every process below this one; without a pid namespace, kill them first.
+
+    This process is the subreaper, so a program's children come to it when their parents end,
+    those that left their session too.
+    """
     while True:
-        with contextlib.suppress(OSError), open(own, encoding="ascii") as file:
-            for pid in file.read().split():
+        if isolation == "process":
+            for pid in children():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def children() -> list[int]:
+    """Processes whose parent is this one."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            # The name in brackets may hold anything; what follows the last one are numbers.
+            if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.append(int(name))
+    return found
 
 
 def run_init(job: dict[str, Any], isolation: str, report_w: int, alive_r: int) -> NoReturn:

@@ -3,8 +3,8 @@ import threading
 import anyio
 import pytest
 
-from gymrl.concurrency import gather_bounded
-from gymrl.environments import open_environment, spawn_environment
+from gymrl.concurrency import OwnedTasks, gather_bounded
+from gymrl.environments import OpenEnvironment, open_environment, spawn_environment
 from gymrl.environments.local import load_factory
 from gymrl.errors import ConfigError, EnvironmentContractError
 from tests.unit.environments.worlds import Echo, Opened, Overlaps, reply
@@ -65,6 +65,50 @@ async def test_what_a_blocking_environment_raises_arrives_as_itself():
 
     with pytest.raises(KeyError, match="x"):
         await open_environment(Broken(), name="broken").step(logs("a"), [None])
+
+
+async def test_a_cancelled_step_that_does_not_end_is_said_to_be_stuck(caplog):
+    entered, release = threading.Event(), threading.Event()
+
+    class Blocking:
+        def step(self, message_logs, metadata):
+            entered.set()
+            release.wait(10)
+            return reply(message_logs, metadata)
+
+    opened = OpenEnvironment(Blocking(), name="blocking", stuck_after_s=0.01)
+    async with anyio.create_task_group() as group:
+        group.start_soon(opened.step, logs("a"), [None])
+        await anyio.to_thread.run_sync(entered.wait)
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.05)
+            release.set()
+
+    assert "environment 'blocking': a cancelled step still runs" in caplog.text
+
+
+async def test_a_plain_cancel_of_asyncio_waits_for_the_thread_as_well():
+    entered, release = threading.Event(), threading.Event()
+    left = []
+
+    class Blocking:
+        def step(self, message_logs, metadata):
+            entered.set()
+            release.wait(10)
+            left.append(True)
+            return reply(message_logs, metadata)
+
+    tasks = OwnedTasks("test")
+    tasks.start(open_environment(Blocking(), name="b").step(logs("a"), [None]), "step")
+    await anyio.to_thread.run_sync(entered.wait)
+    async with anyio.create_task_group() as group:
+        group.start_soon(tasks.close)
+        await anyio.sleep(0.02)
+        assert len(tasks) == 1
+        release.set()
+
+    assert left == [True]
 
 
 async def test_metrics_are_optional_and_checked():

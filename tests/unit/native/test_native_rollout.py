@@ -58,9 +58,9 @@ async def run(prompts, environment=one_turn, generator=None, *, num_generations=
 async def test_an_unknown_task_name_is_refused_before_the_first_generate_call(scheduler):
     generator = ScriptedGenerator(x_always)
 
-    with pytest.raises(RowValueError, match=r"row 2: .*'wordl' \(known: other, world\)"):
+    with pytest.raises(RowValueError, match=r"row 2: .*'would' \(known: other, world\)"):
         await run(
-            [a_prompt("a"), a_prompt("b", "wordl")],
+            [a_prompt("a"), a_prompt("b", "would")],
             {"world": Scripted(one_turn), "other": Scripted(one_turn)},
             generator,
             num_generations=2,
