@@ -65,7 +65,7 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureSummary(msgspec.Struct, frozen=True):
-    """Failures of one class: how many, and the first of them."""
+    """Failures of one class: how many, and the one of the first row."""
 
     error: str
     count: int
@@ -193,6 +193,8 @@ class RunTally:
     def add_failure(self, failure: Failure) -> None:
         """Count a failed row whose group is left out, and so never comes."""
         count, example = self._failures.get(failure.error, (0, failure))
+        if failure.row is not None and (example.row is None or failure.row < example.row):
+            example = failure
         self._failures[failure.error] = (count + 1, example)
 
     def summary(self, seconds: float = 0.0) -> RunSummary:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import msgspec
+import typer
 
 from gymrl.benchmark import RunTally
 from gymrl.cli import interrupt
@@ -91,6 +92,7 @@ class _Run:
         self.progress = RunProgress(len(plan.rows), plan.num_rows)
         self.seconds = 0.0
         self.rows_written = 0
+        self._is_reported = False
         self._drops_groups = plan.config.failure_policy == "drop_group"
         self._output = output
         self._display = display
@@ -101,7 +103,11 @@ class _Run:
         # Only now: a run that could not start leaves a former file as it was.
         self._output.unlink(missing_ok=True)
         config = self.plan.config
-        record = RunRecord(config_digest=config_digest(config), notes={"benchmark": self.plan.name})
+        model = config.generation.model if config.generation else config.gym.model_name
+        record = RunRecord(
+            config_digest=config_digest(config),
+            notes={"benchmark": self.plan.name, "model": model},
+        )
         mode = config.generation.logprobs_mode if config.generation else None
         return RecordWriter(self._output, record, logprobs_mode=mode)
 
@@ -111,13 +117,17 @@ class _Run:
         self.progress.add_row(result)
         if self._drops_groups and isinstance(result.outcome, Failure):
             self.tally.add_failure(result.outcome)
-        self._display.update(self.progress)
+        self._show()
 
     def on_group(self, group: RolloutGroup, stats: GroupStats) -> None:
         """Show the counters with the group."""
         del stats
         self.progress.add_group(group)
-        self._display.update(self.progress)
+        self._show()
+
+    def _show(self) -> None:
+        if not self._is_reported:
+            self._display.update(self.progress)
 
     async def _completed_config(self) -> RolloutConfig:
         config = self.plan.config
@@ -142,6 +152,8 @@ class _Run:
                 stream = engine.stream(self.plan.rows, num_generations=self.plan.num_generations)
                 async with closing_stream(stream) as groups:
                     async for group in groups:
+                        if self._is_reported:
+                            break
                         if writer is not None:
                             writer.write(group)
                             self.rows_written += len(group.rows)
@@ -151,6 +163,15 @@ class _Run:
                 if writer is not None:
                     writer.close()
             self._display.phase("closing")
+
+    def interrupt(self, signal_name: str) -> None:
+        """Print what the run gave so far: closing may take longer than there is time for."""
+        self._display.close()
+        if self.progress.groups_done and not self._is_reported:
+            self.seconds = self.seconds or self.progress.elapsed
+            self.report(output_console())
+        self._is_reported = True
+        typer.echo(f"gymrl: {signal_name}: ending the run", err=True)
 
     def report(self, console: Console) -> None:
         """Print what the run gave so far."""
@@ -184,12 +205,8 @@ def rollout_command(
     display = make_display(errors)
     run = _Run(plan, output, display)
     try:
-        interrupt.run(run.run, lambda name: display.phase(f"{name}: ending the run"))
+        interrupt.run(run.run, run.interrupt)
     except interrupt.Interrupted as interrupted:
-        display.close()
-        if run.progress.groups_done:
-            run.report(output_console())
-        errors.print(f"gymrl: ended by {interrupted}", markup=False, highlight=False)
         return interrupted.exit_code
     except GymrlError:
         display.close()

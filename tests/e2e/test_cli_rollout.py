@@ -255,6 +255,7 @@ def test_an_interrupt_ends_every_process_and_leaves_a_valid_file(
     assert alive == []
     assert took < ENDED_WITHIN_S
     assert "Traceback" not in errors
+    assert f"{number.name}: ending the run" in errors
     assert "chain_sum" in out
     rows = sum(len(group.rows) for group in read_groups(output))
     assert rows > 0

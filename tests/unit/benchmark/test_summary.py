@@ -105,7 +105,10 @@ def test_rows_without_a_task_source_are_counted_under_their_agent():
 def test_failures_are_listed_by_class_the_most_frequent_first_with_the_first_as_example():
     groups = [
         group(0, [failure("RolloutTimeout", "row 0 timed out"), trajectory(1.0)]),
-        group(1, [failure("GymRequestError", "row 2: 422", row=2), failure(message="row 3: 400")]),
+        group(
+            1,
+            [failure("GymRequestError", "row 2: 422", row=2), failure(message="row 3: 400", row=3)],
+        ),
     ]
     listed = [(f.error, f.count, f.example.message) for f in summarise(groups).failures]
     assert listed == [
@@ -159,3 +162,11 @@ def test_failures_of_groups_that_were_left_out_are_counted_too():
     summary = tally.summary()
     assert (summary.num_failed, summary.failures[0].example.row) == (1, 3)
     assert (summary.num_rows, summary.sources[0].failed) == (1, 0)
+
+
+def test_the_example_of_a_class_is_that_of_the_first_row_whatever_failed_first():
+    tally = RunTally()
+    for row in (5, 2, 9):
+        tally.add_failure(failure(row=row))
+    (listed,) = tally.summary().failures
+    assert (listed.count, listed.example.row) == (3, 2)
