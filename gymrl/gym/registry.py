@@ -180,11 +180,13 @@ class RouteTable:
 
     @property
     def servers(self) -> dict[str, str]:
-        """Addresses of the instances that have one, models left out, by name."""
+        """Addresses by name of the instances that rows pass; models and relays are left out."""
         return {
             name: self.url_of(name)
             for name, instance in self._instances.items()
-            if instance.kind != MODELS and type(instance.block.get("port")) is int
+            if instance.kind != MODELS
+            and instance.impl != RELAY
+            and type(instance.block.get("port")) is int
         }
 
 

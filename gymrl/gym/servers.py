@@ -7,11 +7,7 @@ which only the address matters.
 
 from __future__ import annotations
 
-import copy
-import os
-import re
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -21,6 +17,13 @@ from gymrl.gym.embedded.base import Peers
 from gymrl.gym.health import check_alive, wait_until_up
 from gymrl.gym.instances import ServedInstance, make_instance
 from gymrl.gym.listener import Listener, PortRange
+from gymrl.gym.publication import (
+    POLICY_MODEL,
+    instance_rows,
+    published_config,
+    split_address,
+    without_secrets,
+)
 from gymrl.gym.registry import (
     AGENTS,
     MODELS,
@@ -36,10 +39,7 @@ if TYPE_CHECKING:
     from gymrl.config import GymConfig
     from gymrl.gym.client import HttpPool
 
-POLICY_MODEL = "policy_model"
 STOP_TIMEOUT_S = 5.0
-
-_SECRET = re.compile(r"api_?key|secret|password|authorization|_token$|^token$", re.IGNORECASE)
 
 
 class ServerSet:
@@ -113,7 +113,11 @@ class ServerSet:
                 f"{', '.join(sorted(waiting))}",
                 instance=sorted(waiting)[0] if waiting else None,
             )
-        self._publish(instances, base_urls, model_name)
+        addresses = {i.config.name: i.url for i in self._instances}
+        addresses["head_server"] = self.registry_url
+        published = published_config(self._config.servers, addresses, base_urls, model_name)
+        self.table = RouteTable(published)
+        self._registry.publish(without_secrets(published), instance_rows(published))
 
     async def _start_one(self, instance: ServedInstance) -> None:
         name = instance.config.name
@@ -123,30 +127,6 @@ class ServerSet:
             raise ServerStartError(
                 f"server {name!r} could not start: {type(error).__name__}: {error}", instance=name
             ) from error
-
-    def _publish(
-        self, instances: dict[str, InstanceConfig], base_urls: list[str], model_name: str
-    ) -> None:
-        config = copy.deepcopy(dict(self._config.servers))
-        rows = []
-        addresses = {i.config.name: i.url for i in self._instances}
-        if base_urls and POLICY_MODEL not in instances:
-            block = {"entrypoint": "external", "base_url": base_urls[0], "model": model_name}
-            config[POLICY_MODEL] = {MODELS: {"external": block}}
-        for instance in read_instances(config).values():
-            url = addresses.get(instance.name)
-            if url is None and instance.name == POLICY_MODEL and base_urls:
-                url = base_urls[0]
-            if url is None:
-                continue
-            host, port = split_address(url)
-            config[instance.name][instance.kind][instance.impl] |= {"host": host, "port": port}
-            rows.append(_registry_row(instance, host, port))
-        config |= {"policy_base_url": list(base_urls), "policy_model_name": model_name}
-        host, port = split_address(self.registry_url)
-        config["head_server"] = {"host": host, "port": port}
-        self.table = RouteTable(config)
-        self._registry.publish(without_secrets(config), rows)
 
     async def check(self, pool: HttpPool) -> None:
         """Ask every server whether it lives.
@@ -201,41 +181,3 @@ def _check_references(instances: dict[str, InstanceConfig], peers: Peers) -> Non
                 raise ConfigError(
                     f"instance {config.name!r}: {key}: {error}{hint}", setting=config.name
                 ) from error
-
-
-def without_secrets(value: Any) -> Any:
-    """A copy of a configuration in which keys, tokens and passwords are left out."""
-    if isinstance(value, dict):
-        return {
-            key: without_secrets(item)
-            for key, item in value.items()
-            if not _SECRET.search(str(key))
-        }
-    return [without_secrets(item) for item in value] if isinstance(value, list) else value
-
-
-def split_address(url: str) -> tuple[str, int]:
-    """Host and port of a URL."""
-    found = re.match(r"(https?)://(?:\[([^\]]+)\]|([^:/]+))(?::(\d+))?", url)
-    if found is None:
-        raise ConfigError(f"{url!r} is no URL of a server", setting="base_urls")
-    scheme, ipv6, name, port = found.groups()
-    return ipv6 or name, int(port) if port else (443 if scheme == "https" else 80)
-
-
-def _registry_row(instance: InstanceConfig, host: str, port: int) -> dict[str, Any]:
-    return {
-        "config_path": instance.name,
-        "dir_path": "",
-        "entrypoint": instance.block.get("entrypoint"),
-        "host": host,
-        "name": instance.impl,
-        "pid": os.getpid(),
-        "port": port,
-        "process_name": instance.name,
-        "server_type": instance.kind,
-        "start_time": time.time(),
-        "status": None,
-        "uptime_seconds": None,
-        "url": f"http://{host}:{port}",
-    }

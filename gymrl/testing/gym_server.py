@@ -25,8 +25,8 @@ import msgspec
 from aiohttp import web
 
 from gymrl.gym.listener import Listener, PortRange
+from gymrl.gym.publication import split_address
 from gymrl.gym.registry import AGENTS, RegistryServer
-from gymrl.gym.servers import split_address
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -433,14 +433,19 @@ def _model_response(call: ModelCall, body: dict[str, Any], number: int) -> dict[
     return {
         "id": f"resp_{number}",
         "object": "response",
-        "model": body.get("model"),
+        "created_at": 0.0,
+        "model": body.get("model") or "scripted",
         "output": items,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": body.get("tools") or [],
         "incomplete_details": {"reason": reason} if reason else None,
         "usage": {
             "input_tokens": len(prompt),
             "output_tokens": len(sampled),
             "total_tokens": len(prompt) + len(sampled),
-            "input_tokens_details": {"cached_tokens": None},
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0},
         },
     }
 

@@ -205,7 +205,7 @@ async def test_usage_is_summed_over_the_calls():
     usage = answer["response"]["usage"]
     assert usage["input_tokens"] == sum(len(i["prompt_token_ids"]) for i in tokens)
     assert usage["output_tokens"] == sum(len(i["generation_token_ids"]) for i in tokens)
-    assert usage["input_tokens_details"] == {"cached_tokens": None}
+    assert usage["input_tokens_details"] == {"cached_tokens": 0}
 
 
 async def test_the_models_cookie_is_kept_over_the_calls_and_apart_from_the_environments():

@@ -1,8 +1,13 @@
 import pytest
 
 from gymrl.errors import ConfigError, RowValueError
+from gymrl.gym.publication import (
+    instance_rows,
+    published_config,
+    split_address,
+    without_secrets,
+)
 from gymrl.gym.registry import RouteTable, read_instances
-from gymrl.gym.servers import split_address, without_secrets
 
 
 def agent(resources, port=10, **block):
@@ -60,7 +65,10 @@ def test_a_route_that_leads_nowhere_lists_the_known_ones(route, text):
 
 def test_a_relay_in_front_of_an_agent_is_passed_by():
     config = CONFIG | {"relay": front("env_agent", 40, impl="legacy_agent")}
-    assert RouteTable(config).run_url("env") == "http://127.0.0.1:10/run"
+    table = RouteTable(config)
+    assert table.run_url("env") == "http://127.0.0.1:10/run"
+    assert "env_agent" in table.servers
+    assert not {"relay", "policy_model"} & set(table.servers)
 
 
 def test_two_environment_servers_in_front_of_one_agent_are_ambiguous():
@@ -95,6 +103,42 @@ def test_what_is_no_instance_is_left_out():
 )
 def test_addresses_are_read_from_urls(url, address):
     assert split_address(url) == address
+
+
+def test_a_published_configuration_lets_gyms_own_clients_reach_an_agent():
+    """Gym 0.7 collects through environment servers only."""
+    servers = {
+        "env": {"resources_servers": {"r": {"entrypoint": "a:B"}}},
+        "env_agent": {
+            "responses_api_agents": {"simple_agent": {"resources_server": {"name": "env"}}}
+        },
+    }
+    addresses = {
+        "env": "http://127.0.0.1:20",
+        "env_agent": "http://127.0.0.1:10",
+        "head_server": "http://127.0.0.1:1",
+    }
+    config = published_config(servers, addresses, ["http://h:9/v1"], "m")
+    assert config["env_agent_environment_server"] == {
+        "environment_servers": {
+            "legacy_agent": {
+                "entrypoint": "external",
+                "agent_server": {"type": "responses_api_agents", "name": "env_agent"},
+                "host": "127.0.0.1",
+                "port": 10,
+            }
+        }
+    }
+    assert config["head_server"] == {"host": "127.0.0.1", "port": 1}
+    assert (config["policy_base_url"], config["policy_model_name"]) == (["http://h:9/v1"], "m")
+    assert RouteTable(config).run_url("env") == "http://127.0.0.1:10/run"
+    rows = {row["process_name"]: row["url"] for row in instance_rows(config)}
+    assert rows == {
+        "env": "http://127.0.0.1:20",
+        "env_agent": "http://127.0.0.1:10",
+        "policy_model": "http://h:9",
+    }
+    assert "host" not in servers["env"]["resources_servers"]["r"]
 
 
 def test_what_the_registry_tells_holds_no_secrets():
