@@ -2,7 +2,7 @@
 
 import pytest
 
-from gymrl.environments import settled
+from gymrl.environments import settled, spawn_environment
 from gymrl.environments.builtin.python_code import PythonCodeEnvironment, make_task
 from gymrl.environments.builtin.python_sandbox import PythonLimits
 
@@ -96,3 +96,19 @@ async def test_a_program_that_hangs_is_reported_as_such():
     assert answer.observations[0]["content"] == (
         "The program was stopped: it took longer than 0.5 s.\n"
     )
+
+
+async def test_programs_run_in_a_worker_as_well():
+    task = make_task("Add.", stdin="1 2\n", expected_output="3\n")
+    async with spawn_environment(
+        "gymrl.environments.builtin.python_code:PythonCodeEnvironment", num_workers=1
+    ) as world:
+        answer = await world.step(
+            [
+                program("print(sum(map(int, input().split())))"),
+                program("import socket; socket.socket()"),
+            ],
+            [task.metadata] * 2,
+        )
+
+    assert answer.rewards == [1.0, 0.0]
