@@ -92,6 +92,7 @@ def benchmarks() -> None:
 
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Backend = Literal["transformers", "vllm"]
 FailurePolicy = Literal["raise", "mask", "drop_group"]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, to standard error.")]
 
@@ -156,6 +157,9 @@ def rollout(  # noqa: PLR0913 - one parameter an option
         ),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the loaded weights.")] = None,
+    backend: Annotated[
+        Backend | None, typer.Option(help="What runs the loaded model (default: transformers).")
+    ] = None,
     param: Annotated[
         list[str] | None, typer.Option(help="Parameter of the benchmark: key=value. Repeatable.")
     ] = None,
@@ -205,19 +209,24 @@ def rollout(  # noqa: PLR0913 - one parameter an option
         in_process=in_process,
         batch_size=batch_size,
         dtype=dtype,
+        backend=backend,
         failure_policy=failure_policy,
     )
     raise typer.Exit(rollout_command(options, output, overwrite=overwrite, verbose=verbose))
 
 
 @app.command()
-def serve(
+def serve(  # noqa: PLR0913 - one parameter an option
     model: Annotated[str, typer.Option(help="A directory, a hub id, or smollm2.")],
     model_name: Annotated[str, typer.Option(help="Name that requests may ask for.")] = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "float32",
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 16,
+    backend: Annotated[Backend, typer.Option(help="What runs the model.")] = "transformers",
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Context in tokens (default: the model's own).")
+    ] = None,
 ) -> None:
     """Serve a model over the OpenAI API, with token ids and log-probabilities, until interrupted."""
     from gymrl.cli.serve import serve_command
@@ -230,6 +239,8 @@ def serve(
         port=port,
         dtype=dtype,
         max_batch_size=batch_size,
+        backend=backend,
+        max_model_len=max_model_len,
     )
     raise typer.Exit(serve_command(config))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ORDERLY_EXIT_S = 2.5
+ORDERLY_EXIT_S = 2.3
 """Seconds that an orderly end may take after the first signal; then the process exits anyway."""
 
 

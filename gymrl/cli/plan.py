@@ -44,6 +44,7 @@ class RolloutOptions(msgspec.Struct, kw_only=True, frozen=True):
     in_process: bool = False
     batch_size: int | None = None
     dtype: str | None = None
+    backend: str | None = None
     failure_policy: str | None = None
 
 
@@ -133,6 +134,7 @@ def _generation_block(options: RolloutOptions, base: dict[str, Any]) -> dict[str
         "model": options.model,
         "dtype": options.dtype,
         "max_batch_size": options.batch_size,
+        "backend": options.backend,
         "served_model_name": options.model_name if options.model else None,
     }
     changes = {key: value for key, value in given.items() if value is not None}
@@ -147,7 +149,7 @@ def _generation_block(options: RolloutOptions, base: dict[str, Any]) -> dict[str
         block = None
     if block is None and not options.model:
         if changes:
-            flags = {"dtype": "--dtype", "max_batch_size": "--batch-size"}
+            flags = {"dtype": "--dtype", "max_batch_size": "--batch-size", "backend": "--backend"}
             flag = flags[next(iter(changes))]
             raise ConfigError(f"{flag} needs --model: it is a setting of a model loaded here")
         return None

@@ -151,6 +151,7 @@ def test_servers_of_a_file_replace_those_of_a_benchmark_by_name(tmp_path):
         ({"base_urls": ("http://x/v1",)}, "give one of them"),
         ({"model": None, "base_urls": ("http://x/v1",), "dtype": "float32"}, "--dtype needs"),
         ({"model": None, "batch_size": 2}, "--batch-size needs --model"),
+        ({"model": None, "backend": "vllm"}, "--backend needs --model"),
         ({"num_generations": 0}, "--num-generations 0: must be positive"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"in_process": True, "workers": 2}, "one process has one worker"),
