@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Self
 
 from gymrl.rollout.fleet import Fleet
@@ -11,17 +12,47 @@ from gymrl.rollout.prepare import GroupSizes, prepare_rows, repeat_rows
 from gymrl.rollout.progress import Progress
 from gymrl.rollout.run import Batch, Run
 from gymrl.scoring import ScoringConfig, resolve_scoring
+from gymrl.types import RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from gymrl.config import RolloutConfig, SamplingParams
     from gymrl.rollout.progress import RolloutObserver
     from gymrl.scoring import ScoringWarning
-    from gymrl.types import RolloutGroup
+    from gymrl.types import RowResult
 
 logger = logging.getLogger(__name__)
+
+
+class RolloutStream(AsyncGenerator[RolloutGroup, None]):
+    """The groups of one batch, in completion order.
+
+    Iterate it once; leaving early (:meth:`aclose`, or cancellation of the consumer) ends
+    everything in flight.
+
+    Attributes:
+        progress: Counters of this stream alone. Its `timings` are there when the last row has
+            come, also where the failure policy drops the group that would have carried them;
+            `progress.metrics()` counts what went wrong, in dropped groups too.
+    """
+
+    def __init__(self, batch: Batch, groups: AsyncGenerator[RolloutGroup, None]) -> None:
+        self.progress = batch.progress
+        self._groups = groups
+
+    async def asend(self, value: None) -> RolloutGroup:
+        """The next group; `value` has no meaning."""
+        return await self._groups.asend(value)
+
+    async def athrow(self, *error: Any) -> RolloutGroup:
+        """End what is in flight, and raise."""
+        return await self._groups.athrow(*error)
+
+    async def aclose(self) -> None:
+        """End what is in flight, and wait for that. Safe to call twice."""
+        await self._groups.aclose()
 
 
 class RolloutEngine:
@@ -42,6 +73,9 @@ class RolloutEngine:
         encode: Text to token ids, without special tokens added; needed by rules that count or
             look for tokens.
         observer: Told of rows and groups as they happen.
+        accept: Asked of each row that has a trajectory; where it says False, the row is a failure
+            of the class ``RowRejected`` in its group, is not attempted again and does not end the
+            run. What it raises does.
         fleet: The processes to use; None starts what `config` says.
 
     Attributes:
@@ -60,6 +94,7 @@ class RolloutEngine:
         scoring: ScoringConfig | None = None,
         encode: Callable[[str], Sequence[int]] | None = None,
         observer: RolloutObserver | None = None,
+        accept: Callable[[RowResult], bool] | None = None,
         fleet: Fleet | None = None,
     ) -> None:
         self.config = config
@@ -68,6 +103,7 @@ class RolloutEngine:
         self._encode = encode
         resolve_scoring(self._scoring_config, encode)  # refuses what can't work, before any process
         self._observer = observer
+        self._accept = accept
         self.fleet = fleet or Fleet(config)
         self._batches: set[Batch] = set()
         self._has_warned = False
@@ -109,7 +145,7 @@ class RolloutEngine:
         num_generations: int = 1,
         sampling: SamplingParams | None = None,
         training: bool = True,
-    ) -> AsyncGenerator[RolloutGroup, None]:
+    ) -> RolloutStream:
         """Groups in completion order, while slower ones still run.
 
         Rows are checked, all of them, before this returns; requests go out with the first group
@@ -122,14 +158,15 @@ class RolloutEngine:
             sampling: The profile to use; None: the configuration's.
             training: False for validation, which stays without the length penalty.
 
-        Yields:
-            One group a prompt. The last one has the timings of all instances, merged, unless it
-            was dropped; they are in `progress` too.
+        Returns:
+            One group a prompt. The last one has the timings of all instances, merged; they are in
+            the stream's `progress` too, also when that group is dropped.
 
         Raises:
             RowTypeError, RowValueError: A row is refused; nothing has run.
             UnsupportedOptionError: A sampling option that does not reach the model through Gym.
-            RolloutStreamError: An instance failed, or a row under the policy ``raise``.
+            RolloutStreamError: An instance failed and no restart was left, or a row failed under
+                the policy ``raise``.
             RolloutRedispatchExhausted: A row spent its infra budget.
             IncompleteStreamError: Rows are missing at the end.
             DeadlineExceeded: Nothing arrived for `no_progress_timeout_s`.
@@ -147,7 +184,7 @@ class RolloutEngine:
         *,
         sampling: SamplingParams | None = None,
         training: bool = True,
-    ) -> AsyncGenerator[RolloutGroup, None]:
+    ) -> RolloutStream:
         """As :meth:`stream`, for rows that are repeated already.
 
         Args:
@@ -172,8 +209,9 @@ class RolloutEngine:
             max_total_tokens=self.max_model_len,
             training=training,
         )
-        run = Run(self.config, shards, self.progress, self._observer, self._warned)
-        return self._groups(Batch(run, prepared, sizes, scoring))
+        run = Run(self.config, shards, self.progress, self._observer, self._accept, self._warned)
+        batch = Batch(run, prepared, sizes, scoring)
+        return RolloutStream(batch, self._groups(batch))
 
     async def _groups(self, batch: Batch) -> AsyncGenerator[RolloutGroup, None]:
         self._batches.add(batch)

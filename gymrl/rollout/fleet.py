@@ -1,37 +1,46 @@
-"""The processes behind an engine: one generator and the Gym workers, started and ended together."""
+"""The processes behind an engine: one generator and the Gym workers, started and ended together.
+
+One that dies is started again, within a budget, while the others go on. A Gym worker gets its
+tokenizer and its servers anew; the generator its model and the port that it had, so that the
+address which agents know stays good.
+"""
 
 from __future__ import annotations
 
-import logging
+import functools
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import anyio
+import msgspec
 
-from gymrl.actors import ActorHandle, SpawnOptions, spawn
+from gymrl.actors import RestartPolicy, SpawnOptions, spawn
 from gymrl.concurrency import close_within, deadline, gather_bounded
 from gymrl.errors import ActorError, DeadlineExceeded, GymrlError, ServerError
 from gymrl.gym.shards import PlannedShard, Shard, ShardSet, plan_shards
+from gymrl.rollout.instance import Instance
+from gymrl.rollout.restarts import Restarts
 
 if TYPE_CHECKING:
-    from gymrl.actors import Actor
-    from gymrl.config import RolloutConfig
-
-logger = logging.getLogger(__name__)
+    from gymrl.actors import Actor, ActorHandle
+    from gymrl.config import GenerationConfig, GymConfig, RolloutConfig
 
 # No shard can be called so: its name would be refused.
 GENERATION = "the generator"
 HEALTH_TIMEOUT_S = 30.0
-CLOSE_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 60.0
 
 
 class Fleet:
-    """Starts what a configuration asks for, and ends it.
+    """Starts what a configuration asks for, keeps it running, and ends it.
 
     Args:
         config: Which workers, and how long they may take to start.
         gym: The worker's actor class; None: :class:`gymrl.gym.service.GymService`.
         generation: The generator's actor class; None:
             :class:`gymrl.generation.service.GenerationService`.
+        policy: What happens when processes die; None: `RestartPolicy` with the configuration's
+            `worker_restarts`. Its rules about calls and pings have no meaning here.
     """
 
     def __init__(
@@ -40,6 +49,7 @@ class Fleet:
         *,
         gym: type[Actor] | None = None,
         generation: type[Actor] | None = None,
+        policy: RestartPolicy | None = None,
     ) -> None:
         self._config = config
         self._gym = gym
@@ -47,13 +57,15 @@ class Fleet:
         self._plan: tuple[PlannedShard, ...] = plan_shards(
             config.gym, config.shards, config.num_workers
         )
-        self._handles: dict[str, ActorHandle] = {}
+        self._policy = policy or RestartPolicy(restarts=config.worker_restarts)
+        self._instances: dict[str, Instance] = {}
+        self._generation_config: GenerationConfig | None = config.generation
         self._waiting: set[str] = set()
-        self._shards: ShardSet[ActorHandle] | None = None
+        self._shards: ShardSet[Instance] | None = None
         self._max_model_len: int | None = None
 
     @property
-    def shards(self) -> ShardSet[ActorHandle]:
+    def shards(self) -> ShardSet[Instance]:
         """Who serves what.
 
         Raises:
@@ -68,6 +80,11 @@ class Fleet:
         """The generator's context in tokens; None where it is someone else's server."""
         return self._max_model_len
 
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Every process: the Gym workers, and the generator where there is one."""
+        return tuple(self._instances.values())
+
     async def start(self) -> None:
         """Start everything, side by side, under one deadline.
 
@@ -77,13 +94,40 @@ class Fleet:
             DeadlineExceeded: Not all was ready within `start_timeout_s`; names what was not.
             GymrlError: What failed to start, its text beginning with who it was.
         """
-        if self._handles:
+        if self._instances:
             raise RuntimeError("the engine is open already")
+        self._make_instances()
         try:
             await self._start_in_time()
         except BaseException:
             await self.close()
             raise
+
+    def _make_instances(self) -> None:
+        restarts = Restarts(self._policy)
+        seconds = self._config.start_timeout_s
+        generator = None
+        self._generation_config = self._config.generation
+        if self._config.generation is not None:
+            generator = Instance(
+                GENERATION,
+                self._open_generator,
+                self._start_generator,
+                restarts,
+                start_timeout_s=seconds,
+            )
+        for shard in self._plan:
+            for label in shard.labels:
+                self._instances[label] = Instance(
+                    label,
+                    functools.partial(self._open_gym, label, shard.config),
+                    functools.partial(self._spin_up, label),
+                    restarts,
+                    start_timeout_s=seconds,
+                    needs=generator,
+                )
+        if generator is not None:
+            self._instances[GENERATION] = generator
 
     async def _start_in_time(self) -> None:
         seconds = self._config.start_timeout_s
@@ -98,57 +142,53 @@ class Fleet:
         )
 
     async def _start(self) -> None:
-        workers = [(label, shard) for shard in self._plan for label in shard.labels]
-        gym = self._gym or _gym_service()
-        spawns: list[tuple[str, type[Actor], Any]] = [
-            (label, gym, shard.config) for label, shard in workers
-        ]
-        if self._config.generation is not None:
-            actor = self._generation or _generation_service()
-            spawns.append((GENERATION, actor, self._config.generation))
-        self._waiting = {label for label, _, _ in spawns}
-        await gather_bounded(self._spawn, spawns)
-        base_urls, model = await self._generation_address()
-        routes: dict[str, tuple[str, ...]] = {}
+        self._waiting = set(self._instances)
+        await gather_bounded(lambda instance: instance.open(), self.instances)
+        if GENERATION in self._instances:
+            await self._prepare(GENERATION)
+        workers = [label for shard in self._plan for label in shard.labels]
+        await gather_bounded(self._prepare, workers)
+        self._shards = ShardSet([self._started(shard) for shard in self._plan])
 
-        async def spin_up(worker: tuple[str, PlannedShard]) -> None:
-            label, shard = worker
-            endpoint = await self._ask(label, "spin_up", base_urls, model)
-            routes.setdefault(shard.name, tuple(endpoint.routes))
-            self._waiting.discard(label)
+    async def _prepare(self, label: str) -> None:
+        await self._instances[label].prepare()
+        self._waiting.discard(label)
 
-        await gather_bounded(spin_up, workers)
-        self._shards = ShardSet(
-            [
-                Shard(
-                    shard.name, [self._handles[label] for label in shard.labels], routes[shard.name]
-                )
-                for shard in self._plan
-            ]
-        )
+    def _started(self, shard: PlannedShard) -> Shard[Instance]:
+        replicas = [self._instances[label] for label in shard.labels]
+        return Shard(shard.name, replicas, replicas[0].endpoint.routes)
 
-    async def _spawn(self, item: tuple[str, type[Actor], Any]) -> None:
-        label, actor, settings = item
+    # --- how one is started, and started again -----------------------------------------------------
+
+    async def _open_gym(self, label: str, config: GymConfig) -> ActorHandle:
+        return await self._spawn(label, self._gym or _gym_service(), config)
+
+    async def _spin_up(self, label: str, worker: ActorHandle) -> Any:
+        base_urls, model = list(self._config.gym.base_urls), self._config.gym.model_name
+        generator = self._instances.get(GENERATION)
+        if generator is not None:
+            base_urls, model = [generator.endpoint.base_url], generator.endpoint.model
+        return await _asked(label, worker, "spin_up", base_urls, model)
+
+    async def _open_generator(self) -> ActorHandle:
+        actor = self._generation or _generation_service()
+        return await self._spawn(GENERATION, actor, self._generation_config)
+
+    async def _start_generator(self, worker: ActorHandle) -> Any:
+        endpoint = await _asked(GENERATION, worker, "start")
+        self._max_model_len = endpoint.max_model_len
+        if self._generation_config is not None:
+            # Agents know this address: one that is started again takes the same port.
+            port = urlsplit(endpoint.base_url).port or self._generation_config.port
+            self._generation_config = msgspec.structs.replace(self._generation_config, port=port)
+        return endpoint
+
+    async def _spawn(self, label: str, actor: type[Actor], settings: Any) -> ActorHandle:
         options = SpawnOptions(name=label, start_timeout_s=self._config.start_timeout_s)
         try:
-            self._handles[label] = await spawn(
+            return await spawn(
                 actor, in_process=self._config.in_process, options=options, config=settings
             )
-        except Exception as error:
-            raise _named(label, error) from error
-
-    async def _generation_address(self) -> tuple[list[str], str]:
-        gym = self._config.gym
-        if self._config.generation is None:
-            return list(gym.base_urls), gym.model_name
-        endpoint = await self._ask(GENERATION, "start")
-        self._waiting.discard(GENERATION)
-        self._max_model_len = endpoint.max_model_len
-        return [endpoint.base_url], endpoint.model
-
-    async def _ask(self, label: str, method: str, *args: Any) -> Any:
-        try:
-            return await self._handles[label].call(method, *args)
         except Exception as error:
             raise _named(label, error) from error
 
@@ -163,26 +203,35 @@ class Fleet:
         _ = self.shards
 
         async def check(label: str) -> None:
+            instance = self._instances[label]
+            instance.check_running()
             with deadline(HEALTH_TIMEOUT_S, f"the health check of {label}"):
-                await self._ask(label, "health_check")
+                await _asked(label, instance, "health_check")
 
-        await gather_bounded(check, list(self._handles))
+        await gather_bounded(check, list(self._instances))
 
     async def close(self) -> None:
         """End every process: the Gym workers, then the generator they call. Safe to call twice.
 
         It is shielded from cancellation and bounded; what goes wrong is logged.
         """
-        handles, self._handles, self._shards = self._handles, {}, None
-        generation = handles.pop(GENERATION, None)
+        instances, self._instances, self._shards = self._instances, {}, None
+        generator = instances.pop(GENERATION, None)
 
-        async def close_one(item: tuple[str, ActorHandle]) -> None:
-            await close_within(item[1].close(), CLOSE_TIMEOUT_S, item[0])
+        async def close_one(instance: Instance) -> None:
+            await close_within(instance.close(), CLOSE_TIMEOUT_S, instance.name)
 
         with anyio.CancelScope(shield=True):
-            await gather_bounded(close_one, list(handles.items()))
-            if generation is not None:
-                await close_one((GENERATION, generation))
+            await gather_bounded(close_one, list(instances.values()))
+            if generator is not None:
+                await close_one(generator)
+
+
+async def _asked(label: str, worker: ActorHandle, method: str, *args: Any) -> Any:
+    try:
+        return await worker.call(method, *args)
+    except Exception as error:
+        raise _named(label, error) from error
 
 
 def _named(label: str, error: Exception) -> GymrlError:

@@ -4,6 +4,10 @@ Two budgets a row, by whose fault the failure is. An infra failure (the fleet's)
 with a growing, jittered delay; when its budget is spent, the fleet is broken and the run ends. A
 data failure (the row's own) has few attempts; then the failure policy decides. So it does for a row
 that only ever timed out: a straggler says little about the fleet.
+
+The budgets count attempts that reached the wire. An attempt whose connection was refused has cost
+nobody anything, so it counts apart, against as many refusals as the infra budget has attempts: a
+server may be away for a while, but not for ever.
 """
 
 from __future__ import annotations
@@ -16,12 +20,14 @@ import msgspec
 import gymrl.errors
 from gymrl.errors import (
     GymrlError,
+    PoisonError,
     RolloutDataFailure,
     RolloutFailure,
     RolloutInfraFailure,
     RolloutRedispatchExhausted,
     RolloutStreamError,
     RolloutTimeout,
+    RowRejected,
 )
 from gymrl.types import Failure, FailureKind
 
@@ -30,6 +36,10 @@ if TYPE_CHECKING:
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+
+
+_REFUSED = "refused"
+"""Counted apart: infra failures that never reached the wire."""
 
 
 class Attempts:
@@ -42,8 +52,12 @@ class Attempts:
     """
 
     def __init__(self, max_infra: int, max_data: int, jitter: random.Random | None = None) -> None:
-        self._limits = {FailureKind.INFRA: max_infra, FailureKind.DATA: max_data}
-        self._failed: dict[int, dict[FailureKind, int]] = {}
+        self._limits: dict[str, int] = {
+            FailureKind.INFRA: max_infra,
+            FailureKind.DATA: max_data,
+            _REFUSED: max_infra,
+        }
+        self._failed: dict[int, dict[str, int]] = {}
         self._jitter = jitter or random.Random()
 
     def of(self, row: int) -> int:
@@ -56,11 +70,13 @@ class Attempts:
         Returns:
             Seconds to wait before the next dispatch; None: the row's budget is spent.
         """
-        counts = self._failed.setdefault(row, dict.fromkeys(FailureKind, 0))
-        count = counts[failure.kind] + 1
-        if count >= self._limits[failure.kind]:
+        was_sent = failure.fields.get("was_sent") is not False
+        budget = failure.kind if was_sent else _REFUSED
+        counts = self._failed.setdefault(row, dict.fromkeys(self._limits, 0))
+        count = counts[budget] + 1
+        if count >= self._limits[budget]:
             return None
-        counts[failure.kind] = count
+        counts[budget] = count
         if failure.kind is FailureKind.DATA:
             return 0.0
         ceiling = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (count - 1))
@@ -68,6 +84,45 @@ class Attempts:
         wished = float(asked) if isinstance(asked, int | float) else 0.0
         jittered: float = ceiling * self._jitter.uniform(0.5, 1.0)
         return max(min(wished, LONGEST_DELAY_S), jittered)
+
+
+def death_failure(error: BaseException) -> Failure:
+    """What a worker's death means for a row that was under way on it."""
+    fields = dict(error.fields) if isinstance(error, GymrlError) else {}
+    return Failure(
+        kind=FailureKind.INFRA, error=type(error).__name__, message=str(error), fields=fields
+    )
+
+
+def poison_failure(row: int, deaths: int, error: BaseException) -> Failure:
+    """The failure of a row whose worker died while nothing else was suspected."""
+    fields = dict(error.fields) if isinstance(error, GymrlError) else {}
+    return Failure(
+        kind=FailureKind.DATA,
+        error=PoisonError.__name__,
+        message=f"row {row} was under way at {deaths} deaths of its worker, at the last as the "
+        f"only suspect, and is not tried again; the last death: {error}",
+        fields={**fields, "deaths": deaths},
+    )
+
+
+def timeout_failure(row: int, what: str, seconds: float, setting: str) -> Failure:
+    """The failure of a row that a deadline of the driver's ended."""
+    return Failure(
+        kind=FailureKind.INFRA,
+        error=RolloutTimeout.__name__,
+        message=f"row {row}: {what} within {seconds:g} s (set by {setting})",
+        fields={"seconds": seconds, "setting": setting},
+    )
+
+
+def rejection(row: int) -> Failure:
+    """What stands in the place of a sample that the caller refused."""
+    return Failure(
+        kind=FailureKind.DATA,
+        error=RowRejected.__name__,
+        message=f"row {row}: the caller's `accept` refused the sample",
+    )
 
 
 def located(failure: Failure, row: int, agent: str, instance: str, attempts: int) -> Failure:
@@ -104,20 +159,28 @@ def error_of(failure: Failure) -> RolloutFailure:
 
 def ends_run(failure: Failure, policy: FailurePolicy) -> bool:
     """Whether a row whose budget is spent ends the run."""
+    if failure.error == RowRejected.__name__:
+        return False
     if policy == "raise":
         return True
     return failure.kind is FailureKind.INFRA and failure.error != RolloutTimeout.__name__
 
 
-def run_error(failure: Failure) -> GymrlError:
-    """The error that ends a run for a row whose budget is spent, its cause chained."""
+def run_error(failure: Failure, *, is_exhausted: bool = True) -> GymrlError:
+    """The error that ends a run for a row that failed for good, its cause chained.
+
+    Args:
+        failure: The last one, located.
+        is_exhausted: Its budget is spent, as against a deadline that left no time to spend it.
+    """
     cause = error_of(failure)
     where = f"row {failure.row} (agent {failure.agent!r}, instance {failure.instance!r})"
     what = f"{failure.error}: {failure.message}"
     error: GymrlError
-    if failure.kind is FailureKind.INFRA:
+    if failure.kind is FailureKind.INFRA and is_exhausted:
+        times = "once" if failure.attempts == 1 else f"{failure.attempts} times"
         error = RolloutRedispatchExhausted(
-            f"{where} failed {failure.attempts} times, last with {what}",
+            f"{where} failed {times}, last with {what}",
             row=failure.row,
             attempts=failure.attempts,
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import itertools
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -11,24 +11,41 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from gymrl.errors import DeadlineExceeded, RolloutStreamError
-from gymrl.gym.shards import bucket_rows
+from gymrl.errors import (
+    ActorDiedError,
+    ActorStreamError,
+    DeadlineExceeded,
+    RolloutStreamError,
+    RowIndexValueError,
+)
+from gymrl.rollout.deadlines import Deadlines
+from gymrl.rollout.dispatch import Dispatch, Dispatcher
 from gymrl.rollout.groups import CompletedGroup, GroupAccumulator, name_rows
-from gymrl.rollout.merge import StreamMerge, Tagged
+from gymrl.rollout.merge import Ended, StreamMerge, Tagged, stream_failure
 from gymrl.rollout.prepare import next_attempt
-from gymrl.rollout.retry import Attempts, ends_run, located, run_error
+from gymrl.rollout.progress import Progress
+from gymrl.rollout.prompts import GroupScorer
+from gymrl.rollout.retry import (
+    Attempts,
+    death_failure,
+    ends_run,
+    located,
+    poison_failure,
+    rejection,
+    run_error,
+    timeout_failure,
+)
 from gymrl.rollout.timing import TIMER_PREFIX, merge_timings
-from gymrl.scoring import GroupStats, ScoredGroup, score
 from gymrl.types import Failure, RolloutGroup, Row, RowResult
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from gymrl.actors import ActorHandle
     from gymrl.config import RolloutConfig
     from gymrl.gym.shards import ShardSet
+    from gymrl.rollout.instance import Instance
     from gymrl.rollout.prepare import GroupSizes
-    from gymrl.rollout.progress import Progress, RolloutObserver
+    from gymrl.rollout.progress import RolloutObserver
     from gymrl.scoring import Scoring, ScoringWarning
 
 logger = logging.getLogger(__name__)
@@ -39,17 +56,19 @@ class Run:
     """What all batches of an engine share.
 
     Attributes:
-        config: Policies, budgets and the watchdog's deadline.
+        config: Policies, budgets and deadlines.
         shards: Who serves what.
-        progress: Counted in.
+        progress: Counted in, beside the batch's own.
         observer: Told of rows and groups.
+        accept: Asked of each trajectory; False rejects it.
         warned: Warnings of the scoring that were logged already; each is logged once.
     """
 
     config: RolloutConfig
-    shards: ShardSet[ActorHandle]
+    shards: ShardSet[Instance]
     progress: Progress
     observer: RolloutObserver | None = None
+    accept: Callable[[RowResult], bool] | None = None
     warned: set[ScoringWarning] = dataclasses.field(default_factory=set)
 
 
@@ -61,21 +80,28 @@ class Batch:
         rows: As prepared.
         sizes: How they hang together.
         scoring: Applied to each whole group.
+
+    Attributes:
+        progress: Counters of this batch alone.
     """
 
     def __init__(self, run: Run, rows: Sequence[Row], sizes: GroupSizes, scoring: Scoring) -> None:
+        self.progress = Progress()
         self._run = run
+        self._counted = (run.progress, self.progress)
         self._rows = tuple(rows)
         self._latest = list(rows)  # each row as last dispatched
-        self._sizes = sizes
-        self._scoring = scoring
+        self._scorer = GroupScorer(scoring, sizes.identity_size, run.warned)
         self._groups = GroupAccumulator(
             rows, sizes.group, allow_mixed_agents=sizes.returns_entire_batch
         )
-        self._merge: StreamMerge[RowResult] = StreamMerge()
+        self._merge: StreamMerge[Dispatch, RowResult] = StreamMerge()
+        self._dispatcher = Dispatcher(self._merge, run.shards, sizes.routing_size)
         self._attempts = Attempts(run.config.max_infra_attempts, run.config.max_data_attempts)
-        self._at: dict[int, str] = {}
+        self._deadlines = Deadlines(None, None)
+        self._completed: collections.deque[CompletedGroup] = collections.deque()
         self._timings: dict[str, dict[str, float]] = {}
+        self._has_given_up = False  # on rows that still run
         self._started = time.perf_counter()
 
     async def groups(self) -> AsyncGenerator[RolloutGroup, None]:
@@ -88,74 +114,89 @@ class Batch:
             IncompleteStreamError: Rows are missing at the end.
             DeadlineExceeded: Nothing arrived for `no_progress_timeout_s`.
         """
-        progress = self._run.progress
-        progress.rows += len(self._rows)
-        progress.groups += self._groups.num_groups
+        config = self._run.config
+        for progress in self._counted:
+            progress.rows += len(self._rows)
+            progress.groups += self._groups.num_groups
         self._started = time.perf_counter()
+        self._deadlines = Deadlines(config.group_timeout_s, config.no_progress_timeout_s)
+        instances = [instance for _, instance in self._run.shards.instances]
+        for instance in instances:
+            instance.when_lost(self._merge.fail)
         try:
-            for bucket in bucket_rows(self._rows, self._run.shards, self._sizes.routing_size):
-                self._dispatch(bucket.label, bucket.handle, bucket.rows)
-            while (tagged := await self._next()) is not None:
-                completed = self._take(tagged)
-                group = self._finish(completed) if completed is not None else None
-                if group is not None:
-                    progress.groups_done += 1
-                    yield group
-            self._groups.finish(self._whose_are(self._groups.missing))
+            self._dispatcher.start(self._rows)
+            while await self._advance():
+                while self._completed:
+                    group = self._finish(self._completed.popleft())
+                    if group is not None:
+                        for progress in self._counted:
+                            progress.groups_done += 1
+                        yield group
+            self._groups.finish(self._dispatcher.whose_are(self._groups.missing))
         finally:
+            for instance in instances:
+                instance.forget(self._merge.fail)
             await self._merge.aclose()
 
     async def close(self) -> None:
         """End everything in flight; a consumer that still reads gets an error."""
         await self._merge.aclose()
 
-    def _dispatch(
-        self, label: str, handle: ActorHandle, rows: list[Row], delay_s: float = 0.0
-    ) -> None:
-        self._at.update((row.index, label) for row in rows)
-        self._merge.add(label, _rows_from(handle, rows, delay_s))
+    async def _advance(self) -> bool:
+        """Wait for the next whole group, or for a deadline; False when nothing more will come."""
+        self._deadlines.waits()
+        while not self._completed:
+            if self._has_given_up:
+                return False
+            with anyio.move_on_after(self._deadlines.next_in()):
+                event = await self._merge.next_event()
+                if event is None:
+                    return False
+                if isinstance(event, Ended):
+                    self._stream_ended(event.label, event.error)
+                else:
+                    self._deadlines.arrived()
+                    self._take(event)
+                continue
+            if self._deadlines.groups_are_late():
+                self._end_late_groups()
+            elif self._deadlines.is_silent():
+                raise self._silence()
+        return True
 
-    async def _next(self) -> Tagged[RowResult] | None:
-        """The next row of any instance; None when all streams have ended."""
-        seconds = self._run.config.no_progress_timeout_s
-        with anyio.move_on_after(seconds):
-            return await anext(self._merge, None)
+    def _silence(self) -> DeadlineExceeded:
+        seconds = self._run.config.no_progress_timeout_s or 0.0
         missing = self._groups.missing
-        raise DeadlineExceeded(
+        return DeadlineExceeded(
             f"no row arrived for {seconds:g} s (set by no_progress_timeout_s); waiting for "
-            f"{self._whose_are(missing)}",
+            f"{self._dispatcher.whose_are(missing)}",
             what=name_rows(missing),
             seconds=seconds,
             setting="no_progress_timeout_s",
         )
 
-    def _whose_are(self, indices: Sequence[int]) -> str:
-        """Rows by the instance that has them, as an error names them."""
-        by_label: dict[str, list[int]] = {}
-        for index in indices:
-            by_label.setdefault(self._at[index], []).append(index)
-        return "; ".join(f"{name_rows(rows)} at {label!r}" for label, rows in by_label.items())
+    # --- what arrives ----------------------------------------------------------------------------
 
-    def _take(self, tagged: Tagged[RowResult]) -> CompletedGroup | None:
-        label, result = tagged
+    def _take(self, tagged: Tagged[Dispatch, RowResult]) -> None:
+        dispatch, result = tagged
+        label = dispatch.label
         try:
             index = self._groups.checked_index(result.index)
+            if dispatch.waiting.pop(index, None) is None:
+                raise RowIndexValueError(f"row {index} arrived, but was not asked for", row=index)
             if result.timings is not None:
                 self._keep_timings(label, result.timings)
-            if isinstance(result.outcome, Failure):
-                settled = self._settle(index, label, result.agent, result.outcome)
-                if settled is None:
-                    return None
-                result = msgspec.structs.replace(result, outcome=settled)
-            completed = self._groups.add(result)
+            settled = self._settle(index, label, result)
+            if settled is not None:
+                self._add(settled, label)
         except RolloutStreamError as error:
             if error.instance is not None:
                 raise
             raise type(error)(
                 f"instance {label!r}: {error}", **{**error.fields, "instance": label}
             ) from None
-        self._count(result, label)
-        return completed
+        if not isinstance(result.outcome, Failure):
+            dispatch.instance.succeeded()
 
     def _keep_timings(self, label: str, timings: dict[str, float]) -> None:
         # An instance that got a row a second time reports again; its slowest call counts.
@@ -163,47 +204,116 @@ class Batch:
         for name, value in timings.items():
             kept[name] = max(value, kept.get(name, value))
 
-    def _settle(self, index: int, label: str, agent: str, failure: Failure) -> Failure | None:
-        """Dispatch the row again (None), or the failure as it stays in its group."""
+    def _settle(self, index: int, label: str, result: RowResult) -> RowResult | None:
+        """The result as it stays in its group, or None when the row was dispatched again."""
         row = self._rows[index]
-        attempts = self._attempts.of(index)
-        failure = located(failure, index, agent or row.route, label, attempts)
+        agent = result.agent or row.route
+        outcome = result.outcome
+        if not isinstance(outcome, Failure):
+            if self._run.accept is None or self._run.accept(result):
+                return result
+            outcome = located(rejection(index), index, agent, label, self._attempts.of(index))
+            return msgspec.structs.replace(result, outcome=outcome)
+        failure = located(outcome, index, agent, label, self._attempts.of(index))
         delay_s = self._attempts.delay_before_next(index, failure)
         if delay_s is not None:
-            self._run.progress.redispatches += 1
-            again = self._latest[index] = next_attempt(row, attempts)
-            self._dispatch(*self._next_place(row, label), [again], delay_s)
+            self._dispatcher.again(self._next_attempt(row), delay_s)
             return None
+        return msgspec.structs.replace(result, outcome=self._last_word(failure))
+
+    def _next_attempt(self, row: Row) -> Row:
+        for progress in self._counted:
+            progress.redispatches += 1
+        again = next_attempt(row, self._attempts.of(row.index) - 1)
+        self._latest[row.index] = again
+        return again
+
+    def _last_word(self, failure: Failure, *, is_exhausted: bool = True) -> Failure:
+        """The failure that stays in its group, unless it ends the run."""
         if ends_run(failure, self._run.config.failure_policy):
-            raise run_error(failure)
+            raise run_error(failure, is_exhausted=is_exhausted)
         return failure
 
-    def _next_place(self, row: Row, label: str) -> tuple[str, ActorHandle]:
-        """Another replica for a row that stands alone; a group's row must stay with its group."""
-        shard = self._run.shards.shard_of(row.route, row.index)
-        if self._sizes.routing_size == 1:
-            return shard.next_instance(avoid=label)
-        return label, dict(shard.instances)[label]
-
-    def _count(self, result: RowResult, label: str) -> None:
-        progress = self._run.progress
-        if isinstance(result.outcome, Failure):
-            progress.rows_failed += 1
-            name = result.outcome.error
-            progress.failures[name] = progress.failures.get(name, 0) + 1
-        else:
-            progress.rows_done += 1
-            progress.tokens_generated += result.outcome.num_generated
+    def _add(self, result: RowResult, label: str) -> None:
+        completed = self._groups.add(result)
+        for progress in self._counted:
+            if isinstance(result.outcome, Failure):
+                progress.add_failure(result.outcome.error, result.agent)
+            else:
+                progress.rows_done += 1
+                progress.tokens_generated += result.outcome.num_generated
         if self._run.observer is not None:
             self._run.observer.on_row(result, label)
+        if completed is not None:
+            self._completed.append(completed)
+
+    def _add_failure(self, failure: Failure, row: Row, *, is_exhausted: bool = True) -> None:
+        """Settle a row whose failure the driver has found."""
+        index = row.index
+        label = self._dispatcher.label_of(index)
+        failure = located(failure, index, row.route, label, self._attempts.of(index))
+        failure = self._last_word(failure, is_exhausted=is_exhausted)
+        self._add(RowResult(index=index, agent=row.route, outcome=failure), label)
+
+    # --- what goes wrong -------------------------------------------------------------------------
+
+    def _stream_ended(self, dispatch: Dispatch, error: BaseException | None) -> None:
+        """Go on after the end of a stream, or raise what ends the run."""
+        self._dispatcher.ended(dispatch)
+        if error is None or not dispatch.waiting:
+            return  # rows that a stream left out are named at the end
+        if isinstance(error, RolloutStreamError):
+            raise error
+        is_death = isinstance(error, ActorDiedError | ActorStreamError)
+        if not is_death or dispatch.instance.is_lost:
+            raise stream_failure(dispatch.label, error)
+        self._after_death(dispatch, error)
+
+    def _after_death(self, dispatch: Dispatch, error: BaseException) -> None:
+        """Each row under way has failed by the fleet's fault; a row that is to blame, by its own."""
+        logger.warning("instance %r had %s under way", dispatch.label, name_rows(dispatch.waiting))
+        again: list[Row] = []
+        longest_s = 0.0
+        for index in list(dispatch.waiting):
+            row = self._rows[index]
+            deaths = self._dispatcher.add_death(index)
+            if self._dispatcher.is_poison(dispatch):
+                self._add_failure(poison_failure(index, deaths, error), row)
+                continue
+            failure = death_failure(error)
+            delay_s = self._attempts.delay_before_next(index, failure)
+            if delay_s is None:
+                self._add_failure(failure, row)
+                continue
+            again.append(self._next_attempt(row))
+            longest_s = max(longest_s, delay_s)
+        if again:
+            self._dispatcher.after_death(dispatch, again, longest_s)
+
+    def _end_late_groups(self) -> None:
+        """The groups' deadline has passed: settle every row that has not come."""
+        seconds = self._run.config.group_timeout_s or 0.0
+        missing = self._groups.missing
+        self._has_given_up = True
+        logger.warning(
+            "after %g s (group_timeout_s) these have not come: %s",
+            seconds,
+            self._dispatcher.whose_are(missing),
+        )
+        for index in missing:
+            failure = timeout_failure(index, "its group did not end", seconds, "group_timeout_s")
+            self._add_failure(failure, self._rows[index], is_exhausted=False)
+
+    # --- what leaves -----------------------------------------------------------------------------
 
     def _finish(self, completed: CompletedGroup) -> RolloutGroup | None:
         """Score a whole group; None when the policy leaves it out."""
         timings = None
-        if self._groups.is_complete:
+        if self._groups.is_complete and not self._completed:
             timings = merge_timings(self._timings)
             timings.setdefault(f"{TIMER_PREFIX}/total", time.perf_counter() - self._started)
-            self._run.progress.timings = timings
+            for progress in self._counted:
+                progress.timings = timings
         group = RolloutGroup(
             index=completed.index,
             task_index=completed.rows[0].task_index,
@@ -212,59 +322,10 @@ class Batch:
             timings=timings,
         )
         if group.failures and self._run.config.failure_policy == "drop_group":
-            self._run.progress.groups_dropped += 1
+            for progress in self._counted:
+                progress.groups_dropped += 1
             return None
-        scored = self._score_prompts(group)
+        scored = self._scorer.score(group)
         if self._run.observer is not None:
             self._run.observer.on_group(scored.group, scored.stats)
         return scored.group
-
-    def _score_prompts(self, group: RolloutGroup) -> ScoredGroup:
-        """Score prompt by prompt: a group that is the whole batch may hold several."""
-        size = self._sizes.identity_size
-        places = range(len(group.rows))
-        prompts = [
-            list(run) for _, run in itertools.groupby(places, lambda n: group.rows[n].index // size)
-        ]
-        if len(prompts) == 1:
-            return self._score(group)
-        parts = [
-            self._score(
-                msgspec.structs.replace(
-                    group,
-                    rows=tuple(group.rows[place] for place in prompt),
-                    samples=tuple(group.samples[place] for place in prompt),
-                )
-            )
-            for prompt in prompts
-        ]
-        stats = GroupStats.merged(part.stats for part in parts)
-        samples = tuple(sample for part in parts for sample in part.group.samples)
-        scored = msgspec.structs.replace(group, samples=samples, metrics=stats.scalars())
-        return ScoredGroup(group=scored, stats=stats)
-
-    def _score(self, group: RolloutGroup) -> ScoredGroup:
-        """Score the attempts at one prompt, and log what is to be heard."""
-        scored = score(group, self._scoring)
-        for warning in scored.warnings:
-            if warning not in self._run.warned:
-                self._run.warned.add(warning)
-                logger.warning("agent %s: %s", warning.agent, warning.message)
-        if scored.length_report is not None:
-            for line in scored.length_report.lines():
-                logger.info("group %d: %s", group.index, line)
-        return scored
-
-
-async def _rows_from(
-    handle: ActorHandle, rows: list[Row], delay_s: float
-) -> AsyncIterator[RowResult]:
-    if delay_s > 0:
-        await anyio.sleep(delay_s)
-    stream = handle.stream("run_rollouts", rows, TIMER_PREFIX)
-    try:
-        async for result in stream:
-            yield result
-    finally:
-        with anyio.CancelScope(shield=True):
-            await stream.aclose()

@@ -27,10 +27,10 @@ from gymrl.types import Failure, Row, RowResult, Trajectory
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from gymrl.actors import ActorHandle
     from gymrl.compat.nemo_rl.settings import NemoGymConfig, TokenizerType
     from gymrl.config import RolloutConfig
     from gymrl.gym.shards import ShardSet
+    from gymrl.rollout.instance import Instance
     from gymrl.scoring import ScoringConfig
 
 
@@ -49,7 +49,7 @@ class BorrowedFleet(Fleet):
         self._limit = max_model_len
 
     @property
-    def shards(self) -> ShardSet[ActorHandle]:
+    def shards(self) -> ShardSet[Instance]:
         """The owner's."""
         return self._owner.shards
 
@@ -357,7 +357,7 @@ def _row_as_it_is(example: dict[str, Any], place: int) -> Row:
 
 
 async def _row_results(
-    rows: list[Row], shards: ShardSet[ActorHandle], timer_prefix: str
+    rows: list[Row], shards: ShardSet[Instance], timer_prefix: str
 ) -> AsyncGenerator[RowResult, None]:
     (shard,) = {shards.shard_of(row.route, row.index) for row in rows}
     label, handle = shard.next_instance()

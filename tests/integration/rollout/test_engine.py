@@ -9,7 +9,6 @@ import pytest
 
 from gymrl.config import GenerationConfig, SamplingParams, ShardConfig
 from gymrl.errors import (
-    ActorDiedError,
     ConfigError,
     DeadlineExceeded,
     GymTransportError,
@@ -231,16 +230,6 @@ async def test_a_worker_that_raises_is_named_and_the_rows_before_are_delivered(e
     with pytest.raises(RuntimeError, match="instance 'default/1' failed: KeyError: 'x'") as caught:
         await anext(stream)
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-async def test_a_worker_that_is_killed_is_named_with_its_signal_and_last_lines(engine, row):
-    with anyio.fail_after(10):
-        with pytest.raises(RolloutStreamError, match="instance 'default/1' failed") as caught:
-            await engine.run([row(delay=30), row(delay=0.1, die=True)])
-    cause = caught.value.__cause__
-    assert isinstance(cause, ActorDiedError)
-    assert cause.signal == 9
-    assert "last words" in cause.stderr
 
 
 async def test_a_stream_that_ends_early_names_the_missing_rows_and_their_instance(engine, row):
