@@ -1,0 +1,86 @@
+"""How many deaths of worker processes a fleet bears."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from gymrl.actors import RestartPolicy
+
+logger = logging.getLogger(__name__)
+
+
+class Restarts:
+    """The budget of restarts that the workers of one fleet share, and the queue of suspects.
+
+    Args:
+        policy: The budget, how near in time deaths are one event, and the pauses between restarts.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, policy: RestartPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self.policy = policy
+        self._clock = clock
+        self._left = policy.restarts
+        self._incident: tuple[float, set[str]] = (float("-inf"), set())
+        self._spent: dict[str, int] = {}
+        self._one_at_a_time = anyio.Lock()
+        self._tested: set[str] = set()
+
+    @property
+    def left(self) -> int:
+        """Deaths that would still be answered with a restart."""
+        return max(0, self._left)
+
+    @property
+    def is_spent(self) -> bool:
+        """There was a death too many."""
+        return self._left < 0
+
+    def charge(self, label: str) -> None:
+        """Take a death from the budget.
+
+        Not where it belongs to an event that is paid for (several workers that die together cost
+        one), and not where suspected rows were being told apart: those deaths are expected, and
+        there are only a few for each row.
+        """
+        now = self._clock()
+        began, members = self._incident
+        if now - began <= self.policy.correlation_s and label not in members:
+            members.add(label)
+            return
+        self._incident = (now, {label})
+        if label in self._tested:
+            return
+        self._left -= 1
+        self._spent[label] = self._spent.get(label, 0) + 1
+
+    def refund(self, label: str) -> None:
+        """A restarted worker has finished a row: give back what its deaths have cost."""
+        spent = self._spent.pop(label, 0)
+        if spent and not self.is_spent:
+            self._left = min(self.policy.restarts, self._left + spent)
+
+    def pause_s(self, restarts_in_a_row: int) -> float:
+        """Seconds to wait before the next restart of one worker."""
+        if not restarts_in_a_row:
+            return 0.0
+        doubled: float = self.policy.backoff_s * 2 ** (restarts_in_a_row - 1)
+        return min(self.policy.max_backoff_s, doubled)
+
+    @contextlib.asynccontextmanager
+    async def testing(self, label: str) -> AsyncIterator[None]:
+        """Run suspected rows on a worker, one lot at a time over the whole fleet."""
+        async with self._one_at_a_time:
+            self._tested.add(label)
+            try:
+                yield
+            finally:
+                self._tested.discard(label)
