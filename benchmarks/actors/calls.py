@@ -7,6 +7,7 @@ better).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import floor
 
 from gymrl.actors import Actor, ActorHandle, SpawnOptions, spawn
-from gymrl.concurrency import gather_bounded
+from gymrl.concurrency import OwnedTasks
 
 
 class Message(msgspec.Struct):
@@ -87,14 +88,14 @@ async def _sequential(bench: ActorHandle, calls: int) -> float:
 
 
 async def _concurrent(bench: ActorHandle, width: int) -> float:
-    async def one(_: int) -> None:
-        await bench.call("noop")
-
     best = float("inf")
     for _ in range(5):
+        tasks = OwnedTasks("bench")
         start = time.perf_counter()
-        await gather_bounded(one, range(width))
+        pending = [tasks.start(bench.call("noop"), "noop") for _ in range(width)]
+        await asyncio.wait(pending)
         best = min(best, time.perf_counter() - start)
+        await tasks.close()
     return width / best
 
 

@@ -42,6 +42,7 @@ class Channel(asyncio.BufferedProtocol):
 
     Attributes:
         handlers: Who gets which type of message; add to it.
+        is_lost: Whether the link has ended.
         received: Bytes that came over the socket so far.
         sent: Bytes of all messages sent so far, over the socket or through shared memory.
     """
@@ -75,9 +76,10 @@ class Channel(asyncio.BufferedProtocol):
             self.handlers, on_message, options.max_frame_bytes, self._receiver
         )
         self._corked = False
+        self._answering = True
         self._drained: asyncio.Event | None = None
         self._error: Exception | None = None
-        self._lost = False
+        self.is_lost = False
         self.received = 0
         self.sent = 0
 
@@ -118,17 +120,21 @@ class Channel(asyncio.BufferedProtocol):
             EncodeError: The value cannot travel; nothing is sent.
             FrameTooLargeError: It is over the limit; nothing is sent.
         """
-        if self._lost or self._transport is None:
+        if self.is_lost or self._transport is None:
             raise ActorClosedError("the link to the other process is gone")
         size = self._writer.write(head, value, root, with_bytes)
         self.sent += size
-        if not self._corked:
-            # The first message of a turn of the loop goes at once; what follows goes together.
+        if self._corked:
+            if self._writer.waits_with(_FLUSH_BYTES):
+                self._flush()
+        elif self._answering:
+            # The first message since something came: someone may be waiting for just this one.
+            self._answering = False
+            self._flush()
+        else:
+            # What is sent in the rest of this turn of the loop goes together.
             self._corked = True
             self._loop.call_soon(self._uncork)
-            self._flush()
-        elif self._writer.waits_with(_FLUSH_BYTES):
-            self._flush()
         return size
 
     def _uncork(self) -> None:
@@ -137,21 +143,23 @@ class Channel(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        if self._lost or self._transport is None:
+        if self.is_lost or self._transport is None:
             return
-        if self._released:
-            self._send_releases()
-        if self._sender is not None and self._sender.forgotten:
-            numbers, self._sender.forgotten = self._sender.forgotten, []
-            self._writer.write(Forget(numbers))
+        if self._released or (self._sender is not None and self._sender.forgotten):
+            self._write_notices()
+        write = self._transport.write
         for part in self._writer.take():
-            self._transport.write(part)
+            write(part)
 
-    def _send_releases(self) -> None:
+    def _write_notices(self) -> None:
         numbers: list[int] = []
         while self._released:
             numbers.append(self._released.popleft())
-        self._writer.write(Release(numbers))
+        if numbers:
+            self._writer.write(Release(numbers))
+        if self._sender is not None and self._sender.forgotten:
+            forgotten, self._sender.forgotten = self._sender.forgotten, []
+            self._writer.write(Forget(forgotten))
 
     def _segment_is_free(self, number: int) -> None:
         # Called wherever an array is collected, another thread included.
@@ -184,6 +192,7 @@ class Channel(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """The loop has put `nbytes` there."""
         self.received += nbytes
+        self._answering = True
         try:
             self._reader.advance(nbytes)
         except ProtocolError as error:
@@ -217,9 +226,9 @@ class Channel(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The link has ended."""
-        if self._lost:
+        if self.is_lost:
             return
-        self._lost = True
+        self.is_lost = True
         self.resume_writing()
         if self._sender is not None:
             self._sender.close()
@@ -235,14 +244,9 @@ class Channel(asyncio.BufferedProtocol):
 
     # --- the end ---------------------------------------------------------------------------------
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the link has ended."""
-        return self._lost
-
     def close(self) -> None:
         """Send what waits, then close."""
-        if self._transport is not None and not self._lost:
+        if self._transport is not None and not self.is_lost:
             self._flush()
             self._transport.close()
 
@@ -250,5 +254,5 @@ class Channel(asyncio.BufferedProtocol):
         """Close at once; `error` becomes the reason that `on_lost` is told."""
         if self._error is None:
             self._error = error
-        if self._transport is not None and not self._lost:
+        if self._transport is not None and not self.is_lost:
             self._transport.abort()

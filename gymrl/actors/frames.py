@@ -142,11 +142,12 @@ class FrameWriter:
 
     def take(self) -> list[bytes | bytearray]:
         """All that waits to be sent, in order; it belongs to the caller."""
-        parts = self._sealed
-        if self._out:
-            parts.append(self._out)
-            self._out = bytearray()
-        self._sealed = []
+        out, self._out = self._out, bytearray()
+        if not self._sealed:
+            return [out] if out else []
+        parts, self._sealed = self._sealed, []
+        if out:
+            parts.append(out)
         return parts
 
     def write(

@@ -113,13 +113,10 @@ class Caller:
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def bind_call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The contract and the bound arguments of a call."""
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Bind, send, and wait for the end of a call; see :meth:`ActorHandle.call`."""
         contract = self._contract.method(method, "call")
-        return contract, contract.bind(args, kwargs, self._round_trip)
-
-    async def call(self, contract: MethodContract, arguments: msgspec.Struct) -> Any:
-        """Send a call and wait for its end; see :meth:`ActorHandle.call`."""
+        arguments = contract.bind(args, kwargs, self._round_trip)
         channel = self._open_channel()
         if channel.is_full:
             await channel.drain()
@@ -233,15 +230,9 @@ class Caller:
 
     # --- messages of the callee ------------------------------------------------------------------
 
-    def _decode(
-        self, contract: MethodContract, payload: memoryview, region: memoryview | None
-    ) -> Any:
-        try:
-            return self._decoder.decode(payload, region, self._decoders[contract])
-        except msgspec.ValidationError as error:
-            raise EncodeError(
-                f"the result of {contract.label} is not what its annotation says: {error}"
-            ) from None
+    @staticmethod
+    def _false_result(contract: MethodContract, fault: Exception) -> EncodeError:
+        return EncodeError(f"{contract.result_root} is not what its annotation says: {fault}")
 
     def _on_result(
         self, head: messages.Result, payload: memoryview, region: memoryview | None, size: int
@@ -253,11 +244,11 @@ class Caller:
         if future.done():
             return
         try:
-            value = self._decode(contract, payload, region)
-        except (EncodeError, ProtocolError) as error:
+            future.set_result(self._decoder.decode(payload, region, self._decoders[contract]))
+        except msgspec.ValidationError as error:
+            future.set_exception(self._false_result(contract, error))
+        except ProtocolError as error:
             future.set_exception(error)
-        else:
-            future.set_result(value)
 
     def _on_item(
         self, head: messages.Item, payload: memoryview, region: memoryview | None, size: int
@@ -266,11 +257,12 @@ class Caller:
         if state is None or state.cancelled:
             return
         try:
-            item = self._decode(state.contract, payload, region)
-        except (EncodeError, ProtocolError) as error:
+            item = self._decoder.decode(payload, region, self._decoders[state.contract])
+        except (msgspec.ValidationError, ProtocolError) as fault:
             self._send_quietly(messages.Cancel(head.id))
             del self._streams[head.id]
-            state.end(error)
+            is_typing = isinstance(fault, msgspec.ValidationError)
+            state.end(self._false_result(state.contract, fault) if is_typing else fault)
         else:
             state.push(item, size)
 

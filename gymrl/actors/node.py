@@ -32,7 +32,7 @@ from gymrl.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from gymrl.actors.contract import ActorContract
     from gymrl.actors.streams import ActorStream
@@ -337,10 +337,9 @@ class NodeHandle(ActorHandle):
             for callback in self._on_death:
                 callback()
 
-    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a method on the other node; see :meth:`ActorHandle.call`."""
-        contract, arguments = self._caller.bind_call(method, args, kwargs)
-        return await self._caller.call(contract, arguments)
+        return self._caller.call(method, args, kwargs)
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ActorStream:
         """Stream from the other node; see :meth:`ActorHandle.stream`."""

@@ -27,7 +27,7 @@ from gymrl.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from gymrl.actors.options import SpawnOptions
     from gymrl.actors.streams import ActorStream
@@ -238,10 +238,9 @@ class ProcessHandle(ActorHandle):
 
     # --- calls -----------------------------------------------------------------------------------
 
-    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a method in the child; see :meth:`ActorHandle.call`."""
-        contract, arguments = self._caller.bind_call(method, args, kwargs)
-        return await self._caller.call(contract, arguments)
+        return self._caller.call(method, args, kwargs)
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ActorStream:
         """Stream from the child; see :meth:`ActorHandle.stream`."""
