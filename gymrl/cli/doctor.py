@@ -93,12 +93,29 @@ def _checkable(path: Path, max_rows: int | None) -> Iterable[tuple[RowRecord, Tr
     return itertools.islice(rows, max_rows)
 
 
+def require_vocabulary(records: Sequence[tuple[RowRecord, Trajectory]], size: int) -> None:
+    """Refuse token ids that a model of `size` tokens cannot have sampled or read.
+
+    Raises:
+        ConfigError: Names the row and the token.
+    """
+    for record, trajectory in records:
+        largest = int(trajectory.token_ids.max())
+        if largest >= size:
+            raise ConfigError(
+                f"row {record.index} holds token {largest}, but the model has {size} tokens: it is "
+                "not the model that sampled these rollouts; name that one with --model",
+                setting="--model",
+            )
+
+
 def _check_file(model: Any, path: Path, max_rows: int | None) -> FileGap:
     from gymrl.generation.fidelity import RecordedSequence, check_fidelity
 
     pieces = []
     rows = iter(_checkable(path, max_rows))
     while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        require_vocabulary(batch, model.get_input_embeddings().num_embeddings)
         by_mode: dict[LogprobsMode, list[tuple[RowRecord, Trajectory]]] = {}
         for record, trajectory in batch:
             mode = record.sampling.logprobs_mode or "processed"

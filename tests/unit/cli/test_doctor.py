@@ -1,11 +1,21 @@
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from gymrl.cli.doctor import FileGap, combine, print_gaps, sampling_of, verdict
+from gymrl.cli.doctor import (
+    FileGap,
+    combine,
+    print_gaps,
+    require_vocabulary,
+    sampling_of,
+    verdict,
+)
+from gymrl.errors import ConfigError
 from gymrl.generation.fidelity import FidelityReport
 from gymrl.records import RowRecord, SamplingRecord
+from gymrl.types import Reward, Trajectory
 
 
 def record(index, **sampling):
@@ -74,3 +84,16 @@ def test_every_file_has_a_line_with_its_gaps():
     assert "row 3, token 7" in text
     assert "2.00e-04" in text
     assert "above 0.001" in text
+
+
+def test_rollouts_of_a_larger_vocabulary_are_refused_by_row():
+    trajectory = Trajectory(
+        agent="agent",
+        token_ids=np.array([1, 500, 2], np.int32),
+        logprobs=np.zeros(3, np.float32),
+        turns=(),
+        reward=Reward(0.0),
+    )
+    require_vocabulary([(record(7), trajectory)], 501)
+    with pytest.raises(ConfigError, match="row 7 holds token 500, but the model has 500 tokens"):
+        require_vocabulary([(record(7), trajectory)], 500)
