@@ -56,7 +56,10 @@ class ActorHandle(abc.ABC):
 
     @abc.abstractmethod
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called in the loop when the actor dies without having been closed."""
+        """Have `callback` called in the loop when the actor dies without having been closed.
+
+        At once, when it is dead already.
+        """
 
     @abc.abstractmethod
     async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:

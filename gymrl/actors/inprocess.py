@@ -64,7 +64,9 @@ class InProcessHandle(ActorHandle):
         return len(self._scopes) + len(self._producers)
 
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called in the loop when the actor is killed."""
+        """Have `callback` called in the loop when the actor is killed; at once, when it is."""
+        if isinstance(self._end, ActorDiedError):
+            asyncio.get_running_loop().call_soon(callback)
         self._on_death.append(callback)
 
     async def ping(self, seconds: float) -> bool:

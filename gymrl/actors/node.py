@@ -234,7 +234,9 @@ class NodeHandle(ActorHandle):
         return self._channel.sent if self._channel is not None else 0
 
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called in the loop when the link is lost."""
+        """Have `callback` called in the loop when the link is lost; at once, when it is."""
+        if self._caller.ended and not self._closing:
+            asyncio.get_running_loop().call_soon(callback)
         self._on_death.append(callback)
 
     async def ping(self, seconds: float) -> bool:

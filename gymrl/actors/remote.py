@@ -82,7 +82,12 @@ class ProcessHandle(ActorHandle):
         return self._channel.sent if self._channel is not None else 0
 
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called in the loop when the process dies without being closed."""
+        """Have `callback` called in the loop when the process dies without being closed.
+
+        At once, when it is dead already.
+        """
+        if self._caller.ended and self._closing is None:
+            asyncio.get_running_loop().call_soon(callback)
         self._on_death.append(callback)
 
     # --- starting --------------------------------------------------------------------------------
@@ -93,7 +98,6 @@ class ProcessHandle(ActorHandle):
         Raises:
             ActorStartError: The child did not come up, or import or set-up failed; it carries the
                 child's traceback, and the error itself as its cause.
-            DeadlineExceeded: As the cause, when a deadline passed.
         """
         arguments = self.contract.setup.bind((), setup, RoundTrip())
         process = self._process = ChildProcess(self.name, self._options)

@@ -372,8 +372,6 @@ class Supervisor:
                 if not self._policy.redispatch:
                     raise died.error from None
                 alone = True
-            else:
-                raise AssertionError("unreachable")  # both branches return
 
     def _key(self, label: str, bound: msgspec.Struct) -> bytes:
         payload = bytearray()

@@ -458,3 +458,26 @@ async def test_an_error_of_close_does_not_hide_the_error_that_led_to_it(in_proce
         async with spawn(BadClose, in_process=in_process, how="raise"):
             raise KeyError("the reason")
     assert "close failed" in caplog.text
+
+
+@both
+async def test_a_death_is_told_to_those_who_ask_early_and_late(in_process):
+    told = []
+    async with spawn(Counter, in_process=in_process) as counter:
+        counter.when_dead(lambda: told.append("early"))
+        counter.kill()
+        with anyio.fail_after(5):
+            while told != ["early"]:
+                await anyio.sleep(0.01)
+            counter.when_dead(lambda: told.append("late"))
+            while told != ["early", "late"]:
+                await anyio.sleep(0.01)
+
+
+@both
+async def test_closing_is_no_death(in_process):
+    told = []
+    async with spawn(Counter, in_process=in_process) as counter:
+        counter.when_dead(lambda: told.append("dead"))
+    await anyio.sleep(0.05)
+    assert told == []
