@@ -207,6 +207,9 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
         host: Address the server listens on.
         port: 0 takes a free one.
         max_body_bytes: Larger request bodies get HTTP 413.
+        ledger_max_bytes: Memory for what was served to rollouts that name themselves; the one that
+            was quiet the longest is evicted first. 0 keeps nothing.
+        ledger_max_age_s: A rollout that was quiet for so long is evicted.
     """
 
     model: str
@@ -225,8 +228,14 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: int = 0
     max_body_bytes: int = 256 << 20
+    ledger_max_bytes: int = 256 << 20
+    ledger_max_age_s: float = 7200.0
 
     def __post_init__(self) -> None:
+        require(self.ledger_max_bytes >= 0, "ledger_max_bytes", self.ledger_max_bytes, "0 or more")
+        require(
+            self.ledger_max_age_s > 0, "ledger_max_age_s", self.ledger_max_age_s, "must be positive"
+        )
         require(bool(self.model), "model", self.model, "name a directory, a hub id or smollm2")
         require(self.max_batch_size > 0, "max_batch_size", self.max_batch_size, "must be positive")
         require(
@@ -261,6 +270,12 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             fails the row, ``truncate`` keeps the turns before it.
         invalid_tool_call_patterns: Texts that, in an answer, mean a tool call was not made.
         thinking_tags: The opening and the closing tag of reasoning.
+        token_source: Where the tokens of a trajectory come from. ``messages``: the agent's answer
+            carries them. ``ledger``: the policy server kept them, by rollout id. ``both``: from the
+            answer, and the row fails where the server's differ.
+        side_calls: Model calls that the main conversation does not continue, in a trajectory that
+            comes from the ledger: ``drop`` counts them in the notes, ``keep`` makes side
+            trajectories of them.
     """
 
     servers: dict[str, Any] = {}
@@ -283,6 +298,8 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         "</function_call>",
     )
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    token_source: Literal["messages", "ledger", "both"] = "messages"
+    side_calls: Literal["drop", "keep"] = "drop"
 
     def __post_init__(self) -> None:
         require(

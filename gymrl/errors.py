@@ -16,10 +16,12 @@
     ├── RolloutFailure (RuntimeError)        one attempt at a row ended; `kind` says whose fault
     │   ├── RolloutInfraFailure              infra: the prompt is fine, the fleet is not
     │   │   ├── GymTransportError            connection trouble, HTTP 5xx, 408, 429
+    │   │   ├── LedgerLostError              the server forgot what it served: evicted, or restarted
     │   │   └── RolloutTimeout (TimeoutError)
     │   └── RolloutDataFailure               data: deterministic for this row
     │       ├── GymRequestError              HTTP 4xx: the server refused this row
     │       ├── GymSchemaError               the server's answer is not what the protocol says
+    │       ├── LedgerMismatchError          what the server served is not what the agent's answer says
     │       ├── NonContiguousTokensError     a turn's prompt does not begin with what was sampled
     │       ├── BadLogprobsError             missing, short, null, NaN or infinite
     │       ├── RewardContractError (ValueError)  no number, or not the sum of its components
@@ -194,6 +196,13 @@ class RolloutTimeout(RolloutInfraFailure, TimeoutError):
     setting: str | None = None
 
 
+class LedgerLostError(RolloutInfraFailure):
+    """The server no longer knows what it served to a rollout; `reason` says why."""
+
+    rollout_id: str | None = None
+    reason: str | None = None
+
+
 class RolloutDataFailure(RolloutFailure):
     """Deterministic for this row: a second try would most likely end the same way."""
 
@@ -208,6 +217,19 @@ class GymSchemaError(RolloutDataFailure):
     """The server's answer is not what the protocol says; `path` names the place."""
 
     path: str | None = None
+
+
+class LedgerMismatchError(RolloutDataFailure):
+    """What the server says it served, and what the agent's answer carries, are not the same.
+
+    `field` is what differs: ``turns``, ``prompt_token_ids``, ``generation_token_ids`` or
+    ``generation_log_probs``; `position` counts in that field.
+    """
+
+    field: str | None = None
+    position: int | None = None
+    expected: list[float] | None = None
+    received: list[float] | None = None
 
 
 class NonContiguousTokensError(RolloutDataFailure):

@@ -62,6 +62,32 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     has_malformed_thinking: bool = False
 
 
+class SideTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """Model calls of an attempt that its main conversation does not continue.
+
+    A summary, a sub-agent, an answer that the agent threw away. They share the attempt's reward
+    and have none of their own.
+
+    Attributes:
+        token_ids: int32 ``[T]``.
+        logprobs: float32 ``[T]``: of the sampling distribution at sampled tokens, 0 elsewhere.
+        turns: Spans over the arrays, as a trajectory's. Calls that the main conversation holds
+            already are prompt here, so that no sampled token is in two places.
+    """
+
+    token_ids: Int32Array
+    logprobs: Float32Array
+    turns: tuple[Turn, ...]
+
+
+class WeightVersionSpan(msgspec.Struct, frozen=True):
+    """Sampled tokens ``[start, end)`` of a trajectory that one version of the weights gave."""
+
+    version: str
+    start: int
+    end: int
+
+
 class Adjustment(msgspec.Struct, frozen=True):
     """One entry of the reward ledger: the rule that spoke, and the total after it."""
 
@@ -139,6 +165,9 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, tag="trajectory"):
         truncated_prefix: Later turns were left out because the prefix broke (opt-in).
         result: The server's answer as JSON, token fields taken out, all else as it came.
         notes: Counted incidents on the way (``scorer_error``, ``replaced_surrogates``, ...).
+        side_trajectories: Calls beside the main conversation, where they are kept
+            (``GymConfig.side_calls``).
+        weight_versions: Which weights gave which sampled tokens; empty where nobody said.
     """
 
     agent: str
@@ -152,6 +181,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, tag="trajectory"):
     truncated_prefix: bool = False
     result: bytes = b"{}"
     notes: dict[str, int] = {}
+    side_trajectories: tuple[SideTrajectory, ...] = ()
+    weight_versions: tuple[WeightVersionSpan, ...] = ()
 
     @property
     def num_tokens(self) -> int:

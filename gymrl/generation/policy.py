@@ -17,6 +17,8 @@ import msgspec
 
 from gymrl.errors import BadLogprobsError, GenerationError, GenerationRequestError, PrefixError
 from gymrl.generation.base import Generated, Generator, SamplingParams, TokenCallback
+from gymrl.generation.ledger import Answer, RolloutLedger
+from gymrl.generation.ledger_match import answer_keys, find_prefix
 from gymrl.generation.parsing import ParsedText
 from gymrl.generation.prefix import TruePrefix
 from gymrl.telemetry import RateLimitedLog
@@ -36,6 +38,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         may_call: Calls of those tools are read from the answer.
         prefixes: By place in `messages`: the tokens that an assistant message carries.
         template_kwargs: Further variables of the template.
+        ledger: Of the rollout that the call belongs to; what is sampled is recorded there.
+        is_unmatched: See :class:`~gymrl.token_ledger.LedgerCall`.
     """
 
     messages: list[dict[str, Any]]
@@ -43,6 +47,19 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     may_call: bool = True
     prefixes: dict[int, TruePrefix] = {}
     template_kwargs: dict[str, Any] | None = None
+    ledger: RolloutLedger | None = None
+    is_unmatched: bool = False
+
+    def in_rollout(self, ledger: RolloutLedger) -> Conversation:
+        """This conversation as a call of a rollout, continuing the answers that are known there.
+
+        Raises:
+            PrefixError: A message carries other tokens than those that were served.
+        """
+        prefixes, is_unmatched = find_prefix(self, ledger)
+        return msgspec.structs.replace(
+            self, ledger=ledger, prefixes=prefixes, is_unmatched=is_unmatched
+        )
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +161,30 @@ class Policy:
             ServerClosingError: The generator closed; what was sampled is no sample of the policy.
             GenerationError: As :meth:`gymrl.generation.base.Generator.generate`.
         """
+        ledger = conversation.ledger
+        if ledger is None:
+            return await self._sample(prompt_ids, conversation, sampling, on_token)
+        number = ledger.begin()
+        try:
+            completion = await self._sample(prompt_ids, conversation, sampling, on_token)
+            parsed = completion.parsed
+            answer = Answer(
+                keys=tuple(answer_keys(conversation, parsed)),
+                content="" if parsed.tool_calls else parsed.content,
+                is_unmatched=conversation.is_unmatched,
+            )
+            ledger.record(number, prompt_ids, completion.generated, answer)
+        finally:
+            ledger.end()
+        return completion
+
+    async def _sample(
+        self,
+        prompt_ids: list[int],
+        conversation: Conversation,
+        sampling: SamplingParams,
+        on_token: TokenCallback | None,
+    ) -> Completion:
         generated = await self.generator.generate(prompt_ids, sampling, on_token=on_token)
         if generated.finish_reason == "abort":
             raise ServerClosingError("the generator closed before the generation ended")

@@ -2,7 +2,9 @@
 
 Routes: ``POST /v1/responses``, ``POST /v1/chat/completions``, ``POST /tokenize`` (also under
 ``/v1``), ``GET /v1/models``, ``GET /health``. Every POST is also served under
-``/ng-rollout/{id}/...``, where Gym's servers put the id of the rollout that a call belongs to.
+``/ng-rollout/{id}/...``, where Gym's servers put the id of the rollout that a call belongs to; a
+header ``x-gymrl-rollout-id`` names it as well. What such calls were served is kept, and
+``GET|DELETE /ledger/{id}`` gives it out: see :mod:`gymrl.generation.ledger_routes`.
 
 Errors are JSON in OpenAI's shape, ``{"error": {"message", "type", "param", "code"}}``: 400 names
 the field, 413 the limit, 500 the type of what went wrong (its stack goes to the log), 503 says that
@@ -31,6 +33,8 @@ from gymrl.errors import (
 )
 from gymrl.generation import chat_api, responses_api
 from gymrl.generation.base import SamplingParams, token_budget
+from gymrl.generation.ledger import LedgerBook
+from gymrl.generation.ledger_routes import LedgerRoutes
 from gymrl.generation.policy import Policy, ServerClosingError
 from gymrl.generation.requests import (
     ChatRequest,
@@ -58,6 +62,7 @@ class GenerationServer:
         host: Address to listen on.
         port: 0 takes a free one.
         max_body_bytes: Larger request bodies get HTTP 413.
+        ledgers: Where calls that name their rollout are recorded; None: a book with its defaults.
     """
 
     def __init__(
@@ -67,11 +72,13 @@ class GenerationServer:
         host: str = "127.0.0.1",
         port: int = 0,
         max_body_bytes: int = 256 << 20,
+        ledgers: LedgerBook | None = None,
     ) -> None:
         self._policy = policy
         self._host = host
         self._port = port
         self._max_body_bytes = max_body_bytes
+        self._ledgers = LedgerRoutes(LedgerBook() if ledgers is None else ledgers)
         self._runner: web.AppRunner | None = None
         self._site: web.SockSite | None = None
 
@@ -130,6 +137,7 @@ class GenerationServer:
             app.router.add_post("/ng-rollout/{rollout_id}" + path, handler)
             # Further segments may follow the id, as in .../training-token-capture/v1/responses.
             app.router.add_post("/ng-rollout/{rollout_id}/{feature}" + path, handler)
+        self._ledgers.add_to(app)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         return app
@@ -140,6 +148,7 @@ class GenerationServer:
         responses_api.check_request(body)
         conversation = responses_api.conversation_of(body)
         sampling = body.sampling(body.max_output_tokens, "max_output_tokens")
+        conversation = self._ledgers.conversation(request, conversation)
         prompt_ids = await self._policy.prompt(conversation)
         if body.stream:
             events = ResponseStream(self._policy, body, conversation, prompt_ids)
@@ -158,6 +167,7 @@ class GenerationServer:
             body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
         sampling = body.sampling(limit, "max_tokens")
+        conversation = self._ledgers.conversation(request, conversation)
         policy = self._policy
         prompt_ids = await policy.prompt(conversation)
         if body.stream:
@@ -199,7 +209,7 @@ class GenerationServer:
             token_ids = self._policy.chat.encode(body.prompt)
         else:
             token_ids = await self._policy.prompt(
-                chat_api.conversation_of(body),
+                self._ledgers.conversation(request, chat_api.conversation_of(body)),
                 add_generation_prompt=body.add_generation_prompt is not False,
             )
         tokenizer = self._policy.chat.tokenizer

@@ -15,6 +15,7 @@ from gymrl.concurrency import close_within
 from gymrl.config import GenerationConfig  # noqa: TC001 - actors read annotations at run time
 from gymrl.errors import GenerationError
 from gymrl.generation.chat import ChatFormat
+from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.policy import Policy
 from gymrl.generation.server import GenerationServer
 from gymrl.generation.weights import PauseMode, WeightSource  # noqa: TC001 - as above
@@ -84,6 +85,7 @@ class GenerationService(Actor):
             host=self._config.host,
             port=self._config.port,
             max_body_bytes=self._config.max_body_bytes,
+            ledgers=LedgerBook(self._config.ledger_max_bytes, self._config.ledger_max_age_s),
         )
         base_url = await self._server.start()
         self._endpoint = GenerationEndpoint(

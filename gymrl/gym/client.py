@@ -119,6 +119,10 @@ class HttpPool:
         """GET and read the whole answer. Raises as :meth:`post`."""
         return await self._request("GET", url)
 
+    async def delete(self, url: str) -> HttpAnswer:
+        """DELETE and read the whole answer. Raises as :meth:`post`."""
+        return await self._request("DELETE", url)
+
     async def _request(self, method: str, url: str, **arguments: Any) -> HttpAnswer:
         if self._session is None:
             raise RuntimeError("the HTTP pool is not open: use it as an async context manager")

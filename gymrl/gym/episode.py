@@ -23,6 +23,7 @@ from gymrl.errors import (
     RolloutFailure,
 )
 from gymrl.gym.conduct import DEFAULT_INVALID_TOOL_CALL_PATTERNS, DEFAULT_THINKING_TAGS, flags_of
+from gymrl.gym.ledger_episode import EpisodeTokens, confirmed, read_ledger
 from gymrl.gym.rewards import raise_reported_failure, read_mask, read_reward
 from gymrl.gym.schema import (
     LENGTH_REASONS,
@@ -45,6 +46,7 @@ from gymrl.types import Float32Array, Int32Array, Reward, Trajectory, Turn
 
 if TYPE_CHECKING:
     from gymrl.config import GymConfig
+    from gymrl.token_ledger import LedgerFrame
 
 DecodeFunction = Callable[[list[list[int]]], list[str]]
 """Token id lists to texts, in one batch."""
@@ -59,6 +61,8 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_broken_prefix: Literal["error", "truncate"] = "error"
     invalid_tool_call_patterns: tuple[str, ...] = DEFAULT_INVALID_TOOL_CALL_PATTERNS
     thinking_tags: tuple[str, ...] = DEFAULT_THINKING_TAGS
+    token_source: Literal["messages", "ledger", "both"] = "messages"
+    side_calls: Literal["drop", "keep"] = "drop"
 
     @classmethod
     def of(cls, config: GymConfig) -> EpisodeOptions:
@@ -67,6 +71,8 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
             on_broken_prefix=config.on_broken_prefix,
             invalid_tool_call_patterns=config.invalid_tool_call_patterns,
             thinking_tags=config.thinking_tags,
+            token_source=config.token_source,
+            side_calls=config.side_calls,
         )
 
 
@@ -77,6 +83,7 @@ def read_episode(
     row: int | None = None,
     options: EpisodeOptions | None = None,
     decode: DecodeFunction | None = None,
+    ledger: LedgerFrame | None = None,
 ) -> Trajectory:
     """Make the trajectory of one ``/run`` answer.
 
@@ -85,6 +92,9 @@ def read_episode(
     a token limit, a placeholder keeps the row's place (one turn with nothing sampled over the
     known prompt, or one token where the prompt is unknown).
 
+    With ``token_source="ledger"`` the tokens come from `ledger` and the answer gives reward and
+    result alone; it need not have a response then.
+
     Args:
         body: The body as it came.
         agent: The agent instance that answered.
@@ -92,8 +102,11 @@ def read_episode(
         options: How to read; None takes the defaults.
         decode: Fills the turns' texts; called once, with every span of the trajectory. None
             leaves them out.
+        ledger: What the policy server says it served; None: no call reached it. Read when
+            `options.token_source` asks for it.
 
     Raises:
+        LedgerMismatchError: `options.token_source` is ``both``, and answer and ledger differ.
         GymSchemaError: The answer is not what the protocol says.
         RewardContractError: The reward is no finite number, or not the sum of its components.
         NonContiguousTokensError: A prompt does not begin with the tokens so far, and
@@ -104,7 +117,7 @@ def read_episode(
     """
     options = options or EpisodeOptions()
     try:
-        return _trajectory(decode_answer(body), agent, options, decode)
+        return _trajectory(decode_answer(body), agent, options, decode, ledger)
     except RolloutFailure as failure:
         raise _located(failure, agent, row) from failure.__cause__
     except RecursionError as error:
@@ -120,35 +133,84 @@ def _located(failure: RolloutFailure, agent: str, row: int | None) -> RolloutFai
 
 
 def _trajectory(
-    decoded: DecodedAnswer, agent: str, options: EpisodeOptions, decode: DecodeFunction | None
+    decoded: DecodedAnswer,
+    agent: str,
+    options: EpisodeOptions,
+    decode: DecodeFunction | None,
+    ledger: LedgerFrame | None,
 ) -> Trajectory:
     answer = decoded.answer
     raise_reported_failure(answer)
     reward = _reading_nonfinite(decoded)
     mask = read_mask(answer)
-    if answer.response is None:
-        raise GymSchemaError("response is missing or null", path="$.response")
-    reader = _TurnReader(options)
-    reader.read(answer.response.output or [])
-    incomplete = _incomplete_reason(answer.response)
     notes = dict(decoded.notes)
-    if reader.empty_generations:
-        notes["empty_generations"] = reader.empty_generations
     if not is_null(answer.scorer_error):
         notes["scorer_error"] = 1
-    tokens, logprobs, turns = reader.arrays(incomplete)
+    response = answer.response
+    incomplete = None if response is None else _incomplete_reason(response)
+    made = _tokens(response, incomplete, options, ledger)
+    tokens, turns = made.token_ids, made.turns
     return Trajectory(
         agent=agent,
         token_ids=tokens,
-        logprobs=logprobs,
+        logprobs=made.logprobs,
         turns=_with_text(turns, tokens, decode) if decode else turns,
         reward=reward,
         incomplete_reason=incomplete,
         mask_sample=mask,
-        placeholder=not reader.turns,
-        truncated_prefix=reader.truncated,
-        result=without_token_fields(decoded.body, answer.response),
-        notes=notes,
+        placeholder=made.is_placeholder,
+        truncated_prefix=made.is_truncated,
+        result=decoded.body if response is None else without_token_fields(decoded.body, response),
+        notes=notes | made.notes,
+        side_trajectories=made.sides,
+        weight_versions=made.weight_versions,
+    )
+
+
+def _tokens(
+    response: Response | None,
+    incomplete: str | None,
+    options: EpisodeOptions,
+    ledger: LedgerFrame | None,
+) -> EpisodeTokens:
+    if options.token_source == "ledger":
+        told = read_ledger(ledger, options)
+        return told if told.turns else _unanswered_in_ledger(told, incomplete)
+    if response is None:
+        raise GymSchemaError("response is missing or null", path="$.response")
+    reader = _TurnReader(options)
+    reader.read(response.output or [])
+    tokens, logprobs, turns = reader.arrays(incomplete)
+    made = EpisodeTokens(
+        token_ids=tokens,
+        logprobs=logprobs,
+        turns=turns,
+        is_placeholder=not reader.turns,
+        is_truncated=reader.truncated,
+        notes={"empty_generations": reader.empty_generations} if reader.empty_generations else {},
+    )
+    return made if options.token_source == "messages" else confirmed(made, ledger, options)
+
+
+def _unanswered_in_ledger(told: EpisodeTokens, incomplete: str | None) -> EpisodeTokens:
+    """A placeholder over the prompt that got no answer, where a token limit explains it."""
+    prompt = told.token_ids
+    if incomplete not in LENGTH_REASONS:
+        raise NoGenerationError(
+            "the policy server recorded no sampled token under this rollout's id: no call came "
+            "under /ng-rollout/<_ng_rollout_id>/v1 (the agent must use the rollout's own base "
+            "URL, or send x-gymrl-rollout-id), or none was answered",
+            prompt_length=len(prompt) or None,
+        )
+    if not len(prompt):
+        prompt = np.array([PLACEHOLDER_TOKEN], dtype=np.int32)
+    turn = Turn(start=0, generation_start=len(prompt), end=len(prompt))
+    return msgspec.structs.replace(
+        told,
+        token_ids=prompt,
+        logprobs=np.zeros(len(prompt), dtype=np.float32),
+        turns=(turn,),
+        is_placeholder=True,
     )
 
 

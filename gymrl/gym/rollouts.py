@@ -22,7 +22,9 @@ from gymrl.types import Failure, RowResult, Trajectory
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from gymrl.gym.ledger import LedgerClient
     from gymrl.gym.registry import RouteTable
+    from gymrl.token_ledger import LedgerFrame
     from gymrl.types import Row
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class RowServer:
         decode: Fills texts; None leaves them out.
         max_connections: Rows under way at a time; 0: no limit. A row's deadline begins when its
             turn comes, not while it waits for it.
+        ledgers: The policy's ledgers, where trajectories need them.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class RowServer:
         options: EpisodeOptions,
         decode: DecodeFunction | None,
         max_connections: int = 0,
+        ledgers: LedgerClient | None = None,
     ) -> None:
         self._client = client
         self._table = table
         self._options = options
         self._decode = decode
+        self._ledgers = ledgers
         self._slots = anyio.CapacityLimiter(max_connections) if max_connections else None
         # Reading holds the interpreter most of the time: more threads would not read faster, they
         # would only take more turns from the event loop.
@@ -77,14 +82,14 @@ class RowServer:
         return RowResult(index=row.index, agent=agent, outcome=outcome)
 
     async def _outcome(self, row: Row, agent: str, timer: Timer) -> Trajectory:
-        url = self._table.run_url(row.route)
-        if self._slots is None:
-            body = await self._client.run(url, row, agent)
+        frame: LedgerFrame | None = None
+        if self._ledgers is None:
+            body = await self._run(row, agent, timer)
         else:
-            waiting_since = time.perf_counter()
-            async with self._slots:
-                timer.add("wait_for_connection", time.perf_counter() - waiting_since)
-                body = await self._client.run(url, row, agent)
+            async with self._ledgers.rollout(row.rollout_id) as ledger:
+                body = await self._run(row, agent, timer)
+                with timer.span("take_ledger"):
+                    frame = await ledger.take()
         read = partial(
             read_episode,
             body,
@@ -92,11 +97,21 @@ class RowServer:
             row=row.index,
             options=self._options,
             decode=self._decode,
+            ledger=frame,
         )
         if len(body) <= INLINE_BYTES:
             with timer.span("postprocess_results"):
                 return read()
         return await anyio.to_thread.run_sync(_timed(read, timer), limiter=self._readers)
+
+    async def _run(self, row: Row, agent: str, timer: Timer) -> bytes:
+        url = self._table.run_url(row.route)
+        if self._slots is None:
+            return await self._client.run(url, row, agent)
+        waiting_since = time.perf_counter()
+        async with self._slots:
+            timer.add("wait_for_connection", time.perf_counter() - waiting_since)
+            return await self._client.run(url, row, agent)
 
 
 def _timed(read: partial[Trajectory], timer: Timer) -> partial[Trajectory]:

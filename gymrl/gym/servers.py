@@ -89,7 +89,7 @@ class ServerSet:
             await self._registry_listener.start()
             for url in base_urls:
                 split_address(url)
-            peers = Peers(model_name)
+            peers = Peers(model_name, names_rollouts=self._config.token_source != "messages")
             instances = read_instances(self._config.servers)
             _introduce_models(peers, instances, base_urls)
             waiting |= instances.keys()

@@ -20,6 +20,7 @@ from gymrl.errors import ServerError
 from gymrl.gym.client import GymClient, HttpPool
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions
 from gymrl.gym.health import check_alive, wait_for_registry
+from gymrl.gym.ledger import open_ledgers
 from gymrl.gym.registry import RouteTable, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
 from gymrl.gym.servers import ServerSet
@@ -71,7 +72,8 @@ class GymService(Actor):
         Raises:
             ConfigError: A server's settings are wrong.
             ServerStartError: Names the server that was not ready in time.
-            ServerError: The worker is spun up already, or the registry's answer is malformed.
+            ServerError: The worker is spun up already, the registry's answer is malformed, or a
+                policy server keeps no ledgers though `token_source` needs them.
         """
         if self._pool is not None:
             raise ServerError("this worker is spun up already; shut it down first")
@@ -80,6 +82,7 @@ class GymService(Actor):
         try:
             await self._pool.__aenter__()
             endpoint = await self._spin_up(self._pool, base_urls, model_name)
+            ledgers = await open_ledgers(self._pool, self._config, base_urls)
         except BaseException:
             await close_within(self.shutdown(), SHUTDOWN_TIMEOUT_S, "a worker that did not start")
             raise
@@ -90,6 +93,7 @@ class GymService(Actor):
             EpisodeOptions.of(self._config),
             self._decode,
             self._config.max_connections,
+            ledgers,
         )
         return endpoint
 

@@ -8,7 +8,15 @@ import numpy as np
 from gymrl._version import __version__
 from gymrl.config import LogprobsMode
 from gymrl.errors import RowValueError
-from gymrl.types import Failure, Reward, Row, Trajectory, Turn
+from gymrl.types import (
+    Failure,
+    Reward,
+    Row,
+    SideTrajectory,
+    Trajectory,
+    Turn,
+    WeightVersionSpan,
+)
 
 SCHEMA = 1
 """Of the lines that this version writes; older ones are read as well."""
@@ -41,6 +49,29 @@ class SamplingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs_mode: LogprobsMode | None = None
 
 
+class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A :class:`~gymrl.types.SideTrajectory` with its arrays as lists."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    turns: tuple[Turn, ...]
+
+    @classmethod
+    def of(cls, side: SideTrajectory) -> SideTrajectoryRecord:
+        """The record of a side trajectory."""
+        return cls(
+            token_ids=side.token_ids.tolist(), logprobs=side.logprobs.tolist(), turns=side.turns
+        )
+
+    def sample(self) -> SideTrajectory:
+        """The side trajectory, its arrays as they were."""
+        return SideTrajectory(
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            turns=self.turns,
+        )
+
+
 class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A :class:`~gymrl.types.Trajectory` with its arrays as lists and its answer as JSON."""
 
@@ -55,6 +86,8 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     truncated_prefix: bool = False
     result: msgspec.Raw = msgspec.Raw(b"{}")
     notes: dict[str, int] = {}
+    side_trajectories: tuple[SideTrajectoryRecord, ...] = ()
+    weight_versions: tuple[WeightVersionSpan, ...] = ()
 
 
 class RowRecord(
@@ -113,4 +146,5 @@ class RowRecord(
         fields["token_ids"] = np.array(record.token_ids, dtype=np.int32)
         fields["logprobs"] = np.array(record.logprobs, dtype=np.float32)
         fields["result"] = bytes(record.result)
+        fields["side_trajectories"] = tuple(s.sample() for s in record.side_trajectories)
         return Trajectory(**fields)

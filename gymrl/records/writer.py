@@ -12,7 +12,13 @@ import numpy as np
 from gymrl.errors import BadLogprobsError, ConfigError, RewardContractError
 from gymrl.records.digests import task_digest
 from gymrl.records.reader import check_same_run, cut_torn_line, read_run
-from gymrl.records.schema import RowRecord, RunRecord, SamplingRecord, TrajectoryRecord
+from gymrl.records.schema import (
+    RowRecord,
+    RunRecord,
+    SamplingRecord,
+    SideTrajectoryRecord,
+    TrajectoryRecord,
+)
 from gymrl.types import Failure, Trajectory
 
 if TYPE_CHECKING:
@@ -121,6 +127,9 @@ def _trajectory_record(trajectory: Trajectory, index: int) -> TrajectoryRecord:
     fields = {name: getattr(trajectory, name) for name in trajectory.__struct_fields__}
     fields["token_ids"] = trajectory.token_ids.tolist()
     fields["logprobs"] = trajectory.logprobs.tolist()
+    fields["side_trajectories"] = tuple(
+        SideTrajectoryRecord.of(side) for side in trajectory.side_trajectories
+    )
     fields["result"] = msgspec.Raw(_one_line(trajectory.result))
     return TrajectoryRecord(**fields)
 

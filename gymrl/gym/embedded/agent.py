@@ -22,7 +22,7 @@ from gymrl.gym.embedded.base import (
     missing_field,
     read_fields,
 )
-from gymrl.gym.schema import is_null
+from gymrl.gym.schema import is_null, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,8 @@ class Episode:
 
     Args:
         agent: Whose episode it is.
-        prefix: ``/ng-rollout/<id>`` when the caller named the rollout so, else nothing.
+        prefix: ``/ng-rollout/<id>`` when the caller named the rollout so, or the row names it and
+            the policy is to know; else nothing.
     """
 
     def __init__(self, agent: AgentServer, prefix: str) -> None:
@@ -186,7 +187,7 @@ class AgentServer(EmbeddedServer):
         params = row.get("responses_create_params", msgspec.Raw(b""))
         if is_null(params):
             raise missing_field("responses_create_params", sorted(row))
-        episode = self._episode(request)
+        episode = self._episode(request, plain(row.get("_ng_rollout_id", msgspec.Raw(b""))))
         await episode.seed(body)
         response = await self.responses(_members(params), episode)
         verdict = await episode.verify(
@@ -207,8 +208,10 @@ class AgentServer(EmbeddedServer):
             response.set_cookie(name, value, samesite="lax")
         return response
 
-    def _episode(self, request: web.Request) -> Episode:
+    def _episode(self, request: web.Request, row_id: object = None) -> Episode:
         rollout_id = request.match_info.get("rollout_id")
+        if rollout_id is None and self.peers.names_rollouts and isinstance(row_id, str):
+            rollout_id = row_id
         return Episode(self, f"/ng-rollout/{rollout_id}" if rollout_id else "")
 
     def inner_error(

@@ -59,10 +59,12 @@ class Peers:
 
     Args:
         model_name: What agents put into ``model``.
+        names_rollouts: Whether agents tell the policy which rollout a call belongs to.
     """
 
-    def __init__(self, model_name: str = "policy") -> None:
+    def __init__(self, model_name: str = "policy", *, names_rollouts: bool = False) -> None:
         self.model_name = model_name
+        self.names_rollouts = names_rollouts
         self._urls: dict[str, itertools.cycle[str]] = {}
 
     def set(self, instance: str, *urls: str) -> None:

@@ -1,0 +1,293 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gymrl.errors import ProtocolError
+from gymrl.generation.base import Generated, WeightSpan
+from gymrl.generation.ledger import (
+    CALL_BYTES,
+    Answer,
+    LedgerBook,
+    LedgerEvictedError,
+    LedgerNotFoundError,
+    RolloutLedger,
+)
+from gymrl.generation.prefix import TruePrefix
+from gymrl.token_ledger import LedgerCall, LedgerFrame, LedgerReader, read_chains, rollout_base_url
+
+
+def sampled(ids, logprob=-0.5, **fields) -> Generated:
+    values = [logprob - i for i in range(len(ids))]
+    return Generated(token_ids=ids, logprobs=values, finish_reason="stop", **fields)
+
+
+def record(ledger, prompt, ids, **answer) -> None:
+    ledger.record(ledger.begin(), prompt, sampled(ids), Answer(**answer))
+    ledger.end()
+
+
+def reader_of(ledger) -> LedgerReader:
+    return LedgerReader(LedgerFrame.decode(ledger.frame("s").encode()))
+
+
+def chains_of(ledger) -> list[tuple[tuple[int, ...], int]]:
+    return [(chain.places, chain.num_shared) for chain in read_chains(reader_of(ledger))]
+
+
+def test_a_conversation_is_one_chain_and_holds_each_id_once():
+    ledger = RolloutLedger("r")
+    record(ledger, [1, 2, 3], [4, 5])
+    record(ledger, [1, 2, 3, 4, 5, 6], [7])
+    record(ledger, [1, 2, 3, 4, 5, 6, 7, 8, 9], [10, 11])
+    frame = ledger.frame("s")
+    assert len(frame.ids) == 4 * 11
+    assert len(frame.logprobs) == 4 * 5
+    assert [(c.parent, c.common, c.num_prompt, c.num_sampled) for c in frame.calls] == [
+        (-1, 0, 3, 2),
+        (0, 5, 6, 1),
+        (1, 7, 9, 2),
+    ]
+    reader = reader_of(ledger)
+    assert reader.token_ids(2).tolist() == list(range(1, 12))
+    assert reader.logprobs(2).tolist() == [-0.5, -1.5]
+    assert chains_of(ledger) == [((0, 1, 2), 0)]
+
+
+def test_a_side_call_that_shares_the_first_prompt_is_a_chain_of_its_own():
+    ledger = RolloutLedger("r")
+    record(ledger, [1, 2, 3], [4])
+    record(ledger, [1, 2, 9], [5])
+    record(ledger, [1, 2, 3, 4, 6], [7])
+    assert chains_of(ledger) == [((0, 2), 0), ((1,), 0)]
+    assert len(ledger.frame("s").ids) == 4 * (4 + 2 + 2)
+
+
+def test_a_branch_off_the_main_chain_owns_only_its_own_calls():
+    ledger = RolloutLedger("r")
+    record(ledger, [1], [2])
+    record(ledger, [1, 2, 3], [4])
+    record(ledger, [1, 2, 8], [9])
+    record(ledger, [1, 2, 3, 4, 5], [6])
+    assert chains_of(ledger) == [((0, 1, 3), 0), ((0, 2), 1)]
+
+
+def test_samples_of_one_prompt_that_begin_alike_are_told_apart():
+    ledger = RolloutLedger("r")
+    record(ledger, [1], [2, 3, 4])
+    record(ledger, [1], [2, 3, 5])
+    record(ledger, [1, 2, 3, 5, 6], [7])
+    assert chains_of(ledger) == [((1, 2), 0), ((0,), 0)]
+    assert reader_of(ledger).token_ids(2).tolist() == [1, 2, 3, 5, 6, 7]
+    assert reader_of(ledger).logprobs(1).tolist() == [-0.5, -1.5, -2.5]
+
+
+def test_a_sample_that_ends_inside_another_can_be_continued():
+    ledger = RolloutLedger("r")
+    record(ledger, [1], [2, 3, 4])
+    record(ledger, [1], [2])
+    record(ledger, [1, 2, 9], [5])
+    assert chains_of(ledger) == [((1, 2), 0), ((0,), 0)]
+
+
+def test_of_equal_calls_the_latest_is_continued():
+    ledger = RolloutLedger("r")
+    record(ledger, [1], [2])
+    record(ledger, [1], [2])
+    record(ledger, [1, 2, 3], [4])
+    assert chains_of(ledger) == [((1, 2), 0), ((0,), 0)]
+
+
+def test_of_chains_of_one_length_the_one_that_began_first_is_the_main_one():
+    ledger = RolloutLedger("r")
+    first, second = ledger.begin(), ledger.begin()
+    ledger.record(second, [5], sampled([6]))
+    ledger.record(first, [1], sampled([2]))
+    assert chains_of(ledger) == [((1,), 0), ((0,), 0)]
+
+
+def test_a_call_that_sampled_nothing_is_no_turn():
+    ledger = RolloutLedger("r")
+    record(ledger, [1, 2], [3])
+    record(ledger, [1, 2, 3, 4], [])
+    assert chains_of(ledger) == [((0,), 0)]
+    only_empty = RolloutLedger("r")
+    record(only_empty, [1, 2], [])
+    assert chains_of(only_empty) == []
+    assert reader_of(only_empty).token_ids(0).tolist() == [1, 2]
+
+
+token = st.integers(0, 2)
+
+
+@st.composite
+def rollouts(draw):
+    """Calls over a tiny vocabulary, so that prompts and samples often share and equal each other."""
+    calls = []
+    for _ in range(draw(st.integers(1, 8))):
+        continued = draw(st.sampled_from([None, *range(len(calls))]))
+        before = [] if continued is None else [*calls[continued][0], *calls[continued][1]]
+        cut = draw(st.integers(0, len(before))) if draw(st.booleans()) else len(before)
+        prompt = before[:cut] + draw(st.lists(token, min_size=0 if cut else 1, max_size=3))
+        calls.append((prompt, draw(st.lists(token, max_size=3))))
+    return calls
+
+
+@settings(deadline=None, max_examples=300)
+@given(rollouts())
+def test_any_calls_come_back_as_they_were_and_chains_own_every_sample_once(calls):
+    ledger = RolloutLedger("r")
+    for prompt, ids in calls:
+        record(ledger, prompt, ids)
+    reader = reader_of(ledger)
+    sequences = [[*prompt, *ids] for prompt, ids in calls]
+    assert [reader.token_ids(place).tolist() for place in range(len(calls))] == sequences
+    for place, (prompt, _) in enumerate(calls):
+        fits = [
+            (len(sequences[k]), k)
+            for k in range(place)
+            if prompt[: len(sequences[k])] == sequences[k]
+        ]
+        assert reader.extended(place) == max(fits, default=(0, -1))[1]
+    owned = [place for c in read_chains(reader) for place in c.places[c.num_shared :]]
+    assert sorted(owned) == [place for place, (_, ids) in enumerate(calls) if ids]
+    for chain in read_chains(reader):
+        for earlier, later in zip(chain.places, chain.places[1:], strict=False):
+            prompt = calls[later][0]
+            assert prompt[: len(sequences[earlier])] == sequences[earlier]
+
+
+def test_an_answer_is_found_by_its_key_and_the_latest_counts():
+    ledger = RolloutLedger("r")
+    record(ledger, [1, 2], [3], keys=(b"a",))
+    record(ledger, [1, 2, 3, 4], [5], keys=(b"b", b"c"))
+    record(ledger, [1, 2], [3, 9], keys=(b"a",))
+    assert ledger.answered(b"a") == TruePrefix([1, 2], [3, 9])
+    assert ledger.answered(b"c") == TruePrefix([1, 2, 3, 4], [5])
+    assert ledger.answered(b"z") is None
+    assert ledger.served(TruePrefix([1, 2], [3]))
+    assert not ledger.served(TruePrefix([1], [2, 3]))
+    assert not ledger.served(TruePrefix([1, 2], [4]))
+
+
+def test_what_a_call_was_is_in_the_frame():
+    ledger = RolloutLedger("r")
+    spans = [WeightSpan("0", 0, 1), WeightSpan("1", 1, 2)]
+    generated = sampled([3, 4], stop_reason="\n", weight_versions=spans)
+    ledger.record(ledger.begin(), [1], generated, Answer(content="hi", is_unmatched=True))
+    ledger.begin()
+    frame = LedgerFrame.decode(ledger.frame("server").encode())
+    assert (frame.rollout_id, frame.server_id, frame.in_flight) == ("r", "server", 2)
+    (call,) = frame.calls
+    assert (call.finish_reason, call.stop_reason, call.content) == ("stop", "\n", "hi")
+    assert call.weight_versions == (("0", 0, 1), ("1", 1, 2))
+    assert call.is_unmatched
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "no token ledger"),
+        (b"\x80", "no token ledger"),
+        (LedgerFrame(9, "r", "s", 0, (), b"", b"").encode(), "version 9"),
+        (LedgerFrame(1, "r", "s", 0, (), b"\0\0\0\0", b"").encode(), "4 bytes of ids"),
+        (
+            LedgerFrame(1, "r", "s", 0, (LedgerCall(0, 0, 1, 1, 0, "stop"),), b"", b"").encode(),
+            "which there are not",
+        ),
+        (
+            LedgerFrame(1, "r", "s", 0, (LedgerCall(0, -1, 0, -1, 1, "stop"),), b"", b"").encode(),
+            "which there are not",
+        ),
+    ],
+)
+def test_a_body_that_is_no_ledger_is_refused(body, said):
+    with pytest.raises(ProtocolError, match=said):
+        LedgerFrame.decode(body)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_taken_ledger_is_forgotten_and_its_id_is_free():
+    book = LedgerBook()
+    ledger = book.open("r")
+    record(ledger, [1], [2])
+    assert book.open("r") is ledger
+    assert len(book.read("r").calls) == 1
+    assert len(book.take("r").calls) == 1
+    with pytest.raises(LedgerNotFoundError, match="/ng-rollout/r/v1"):
+        book.take("r")
+    assert (len(book), book.nbytes) == (0, 0)
+    assert book.open("r") is not ledger
+
+
+def test_a_call_that_ends_after_its_ledger_was_taken_is_recorded_nowhere():
+    book = LedgerBook()
+    ledger = book.open("r")
+    number = ledger.begin()
+    assert book.take("r").in_flight == 1
+    ledger.record(number, [1], sampled([2]))
+    assert (len(book), book.nbytes) == (0, 0)
+
+
+def test_the_rollout_that_was_quiet_the_longest_is_evicted_first_and_the_book_says_so():
+    book = LedgerBook(max_bytes=3 * (CALL_BYTES + 1024) + 400)
+    for name in ("a", "b", "c"):
+        record(book.open(name), [1] * 8, [2] * 4)
+    record(book.open("a"), [1] * 8 + [2] * 4 + [3], [4])
+    with pytest.raises(LedgerEvictedError, match="ledger_max_bytes") as caught:
+        book.read("b")
+    assert caught.value.rollout_id == "b"
+    assert len(book.read("a").calls) == 2
+    assert book.nbytes <= book.max_bytes
+    assert book.num_evicted == 1
+
+
+def test_an_evicted_rollout_stays_evicted_until_it_is_asked_for():
+    book = LedgerBook(max_bytes=2 * CALL_BYTES + 1024)
+    record(book.open("a"), [1], [2] * 500)
+    assert book.open("a") is None
+    with pytest.raises(LedgerEvictedError):
+        book.take("a")
+    assert book.open("a") is not None
+
+
+def test_a_rollout_that_was_quiet_for_too_long_is_evicted():
+    clock = Clock()
+    book = LedgerBook(max_age_s=10, clock=clock)
+    record(book.open("a"), [1], [2])
+    clock.now = 9.0
+    record(book.open("b"), [1], [2])
+    clock.now = 11.0
+    with pytest.raises(LedgerEvictedError, match="ledger_max_age_s=10"):
+        book.take("a")
+    assert len(book.take("b").calls) == 1
+
+
+def test_a_book_without_room_keeps_nothing():
+    book = LedgerBook(max_bytes=0)
+    assert book.open("a") is None
+    assert book.nbytes == 0
+
+
+def test_the_bytes_held_grow_with_the_new_ids_only():
+    ledger = RolloutLedger("r")
+    prompt = list(range(1000))
+    sizes = []
+    for turn in range(20):
+        record(ledger, prompt, [turn] * 10)
+        prompt = [*prompt, *[turn] * 10, 7]
+        sizes.append(ledger.nbytes)
+    steps = np.diff(sizes)
+    assert set(steps.tolist()) == {CALL_BYTES + 4 * 11 + 4 * 10}
+
+
+def test_the_base_url_of_a_rollout_has_its_id_before_the_version():
+    expected = "http://127.0.0.1:8000/ng-rollout/r1/v1"
+    assert rollout_base_url("http://127.0.0.1:8000/v1", "r1") == expected
+    assert rollout_base_url("http://127.0.0.1:8000/v1/", "r1") == expected

@@ -1,0 +1,167 @@
+import json
+
+import numpy as np
+import pytest
+
+from gymrl.errors import LedgerMismatchError, NoGenerationError
+from gymrl.gym.episode import EpisodeOptions, read_episode
+from gymrl.testing.gym_server import gym_answer
+from gymrl.token_ledger import LedgerCall, LedgerFrame, joined_ids, joined_logprobs
+from gymrl.types import WeightVersionSpan
+
+
+def frame(*calls, in_flight=0) -> LedgerFrame:
+    """Each call: parent, common, whole prompt, sample, and fields of LedgerCall."""
+    made, ids, logprobs = [], [], []
+    for number, (parent, common, prompt, sample, fields) in enumerate(calls):
+        made.append(
+            LedgerCall(
+                number=number,
+                parent=parent,
+                common=common,
+                num_prompt=len(prompt),
+                num_sampled=len(sample),
+                finish_reason="stop",
+                **fields,
+            )
+        )
+        ids.append(np.array([*prompt, *sample][common:], dtype=np.int32))
+        logprobs.append(np.full(len(sample), -0.5, dtype=np.float32))
+    return LedgerFrame(
+        1, "r", "s", in_flight, tuple(made), joined_ids(ids), joined_logprobs(logprobs)
+    )
+
+
+TWO_TURNS = frame((-1, 0, [1, 2], [3], {}), (0, 3, [1, 2, 3, 4], [5, 6], {}))
+WITH_SIDE = frame(
+    (-1, 0, [1, 2], [3], {}),
+    (0, 1, [1, 9], [8], {}),
+    (0, 3, [1, 2, 3, 4], [5, 6], {}),
+    in_flight=1,
+)
+ANSWER = gym_answer([([1, 2], [3]), ([1, 2, 3, 4], [5, 6])])
+
+
+def read(answer, ledger, **options):
+    body = json.dumps(answer).encode()
+    return read_episode(body, agent="a", row=7, options=EpisodeOptions(**options), ledger=ledger)
+
+
+def test_tokens_come_from_the_ledger_and_the_rest_from_the_answer():
+    answer = {"reward": 0.25, "grade": "fair"}
+    trajectory = read(answer, TWO_TURNS, token_source="ledger")
+    assert trajectory.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert trajectory.logprobs.tolist() == [0, 0, -0.5, 0, -0.5, -0.5]
+    assert [(t.start, t.generation_start, t.end) for t in trajectory.turns] == [
+        (0, 2, 3),
+        (3, 4, 6),
+    ]
+    assert trajectory.reward.verifier == 0.25
+    assert json.loads(trajectory.result) == answer
+    assert trajectory.notes == {}
+
+
+def test_both_roads_give_the_same_trajectory():
+    messages = read(ANSWER, None)
+    both = read(ANSWER, TWO_TURNS, token_source="both")
+    ledger = read(ANSWER, TWO_TURNS, token_source="ledger")
+    for other in (both, ledger):
+        assert other.token_ids.tolist() == messages.token_ids.tolist()
+        assert other.logprobs.tolist() == messages.logprobs.tolist()
+        assert other.turns == messages.turns
+        assert other.result == messages.result
+
+
+def test_side_calls_are_counted_and_left_out():
+    trajectory = read(ANSWER, WITH_SIDE, token_source="ledger")
+    assert trajectory.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert trajectory.side_trajectories == ()
+    assert trajectory.notes == {"side_calls": 1, "calls_in_flight": 1}
+
+
+@pytest.mark.parametrize("source", ["ledger", "both"])
+def test_side_calls_are_kept_as_trajectories_beside_the_main_one(source):
+    trajectory = read(ANSWER, WITH_SIDE, token_source=source, side_calls="keep")
+    (side,) = trajectory.side_trajectories
+    assert side.token_ids.tolist() == [1, 9, 8]
+    assert side.logprobs.tolist() == [0, 0, -0.5]
+    assert [(t.start, t.generation_start, t.end) for t in side.turns] == [(0, 2, 3)]
+    assert trajectory.num_generated == 3
+
+
+def test_a_kept_branch_shows_turns_of_the_main_chain_as_prompt():
+    ledger = frame((-1, 0, [1], [2], {}), (0, 2, [1, 2, 3], [4], {}), (0, 2, [1, 2, 8], [9], {}))
+    trajectory = read({"reward": 0}, ledger, token_source="ledger", side_calls="keep")
+    assert trajectory.token_ids.tolist() == [1, 2, 3, 4]
+    (side,) = trajectory.side_trajectories
+    assert side.token_ids.tolist() == [1, 2, 8, 9]
+    assert side.logprobs.tolist() == [0, 0, 0, -0.5]
+    assert [(t.start, t.generation_start, t.end) for t in side.turns] == [(0, 3, 4)]
+
+
+def test_flags_and_weight_versions_come_from_the_ledger():
+    ledger = frame(
+        (
+            -1,
+            0,
+            [1],
+            [2, 3],
+            {"content": "<tool_call>{", "weight_versions": (("0", 0, 1), ("1", 1, 2))},
+        ),
+        (0, 3, [1, 2, 3, 4], [5], {"content": "</think> so", "weight_versions": (("1", 0, 1),)}),
+    )
+    trajectory = read({"reward": 1}, ledger, token_source="ledger")
+    assert [t.is_invalid_tool_call for t in trajectory.turns] == [True, False]
+    assert [t.has_malformed_thinking for t in trajectory.turns] == [False, True]
+    assert trajectory.weight_versions == (
+        WeightVersionSpan("0", 1, 2),
+        WeightVersionSpan("1", 2, 3),
+        WeightVersionSpan("1", 4, 5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("turns", "turn", "field", "position"),
+    [
+        ([([1, 2], [3]), ([1, 2, 3, 7], [5, 6])], 1, "prompt_token_ids", 3),
+        ([([1, 2], [3]), ([1, 2, 3, 4], [5, 7])], 1, "generation_token_ids", 1),
+        ([([1, 2], [3]), ([1, 2, 3, 4], [5])], 1, "generation_token_ids", 1),
+        ([([1, 2], [3])], 1, "turns", 1),
+        ([([1, 2], [3]), ([1, 2, 3, 4], [5, 6]), ([1, 2, 3, 4, 5, 6], [1])], 2, "turns", 2),
+    ],
+)
+def test_a_difference_fails_the_row_and_names_turn_field_and_place(turns, turn, field, position):
+    with pytest.raises(LedgerMismatchError, match=r"row 7 .*turn") as caught:
+        read(gym_answer(turns), TWO_TURNS, token_source="both")
+    error = caught.value
+    assert (error.turn, error.field, error.position) == (turn, field, position)
+    assert error.kind == "data"
+
+
+def test_a_changed_logprob_is_a_difference():
+    answer = gym_answer([([1, 2], [3]), ([1, 2, 3, 4], [5, 6])])
+    answer["response"]["output"][2]["generation_log_probs"] = [-0.5, -0.25]
+    with pytest.raises(LedgerMismatchError) as caught:
+        read(answer, TWO_TURNS, token_source="both")
+    assert (caught.value.field, caught.value.expected[-1], caught.value.received[-1]) == (
+        "generation_log_probs",
+        -0.5,
+        -0.25,
+    )
+
+
+@pytest.mark.parametrize("ledger", [None, frame()])
+def test_a_rollout_whose_calls_never_came_fails_and_says_what_the_agent_must_do(ledger):
+    with pytest.raises(NoGenerationError, match="/ng-rollout/<_ng_rollout_id>/v1"):
+        read({"reward": 1.0}, ledger, token_source="ledger")
+
+
+def test_a_prompt_that_left_no_room_is_a_placeholder():
+    answer = {"reward": 0, "response": {"incomplete_details": {"reason": "max_output_tokens"}}}
+    unanswered = frame((-1, 0, [1, 2], [], {}))
+    known = read(answer, unanswered, token_source="ledger")
+    assert known.placeholder
+    assert known.token_ids.tolist() == [1, 2]
+    assert known.notes == {"empty_generations": 1}
+    unknown = read(answer, None, token_source="ledger")
+    assert (unknown.placeholder, unknown.num_generated) == (True, 0)
