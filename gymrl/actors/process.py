@@ -136,7 +136,10 @@ class ChildProcess:
 
     def _is_running(self) -> bool:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, flags) is None
+        try:
+            return os.waitid(os.P_PID, self.pid, flags) is None
+        except ChildProcessError:
+            return False  # someone else in this process has waited for it
 
     def _reap(self) -> None:
         # While the leader is not waited for, its id cannot name another process or group.

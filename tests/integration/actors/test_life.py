@@ -127,6 +127,30 @@ async def test_what_a_dead_worker_started_is_ended_with_it():
         assert await all_end(pids)
 
 
+def test_a_driver_that_ignores_its_children_still_sees_them_die():
+    code = textwrap.dedent(
+        f"""
+        import asyncio, signal, sys
+        sys.path.insert(0, {ROOT!r})
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        from gymrl.actors import spawn
+        from gymrl.errors import ActorDiedError
+        from tests.integration.actors.sample_actors import Mortal
+
+        async def main():
+            async with spawn(Mortal) as mortal:
+                try:
+                    await mortal.call("kill")
+                except ActorDiedError:
+                    print("died")
+
+        asyncio.run(main())
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "died\n", done.stderr
+
+
 # --- birth -----------------------------------------------------------------------------------------
 
 
