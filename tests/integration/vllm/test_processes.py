@@ -1,0 +1,158 @@
+"""The engine's process: its death, its parent's death, and engines in workers side by side."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import aiohttp
+import anyio
+import anyio.to_thread
+import psutil
+import pytest
+
+import gymrl
+from gymrl.concurrency import gather_bounded
+from gymrl.config import SamplingParams
+from gymrl.errors import ConfigError, GenerationError, GeneratorDiedError, WeightUpdateError
+from gymrl.generation.service import GenerationService
+from gymrl.generation.weights import DirectoryWeights, TensorWeights
+from tests.integration.vllm.engines import PROMPT, engine_config
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def engine_of(process: int) -> psutil.Process:
+    """The one child that is a vLLM engine."""
+    (engine,) = [c for c in psutil.Process(process).children() if "Engine" in c.name()]
+    return engine
+
+
+async def test_calls_of_an_engine_that_dies_fail_with_a_type_and_others_go_on(models):
+    from gymrl.generation.vllm import VllmGenerator
+
+    doomed, _ = await anyio.to_thread.run_sync(VllmGenerator.load, engine_config(models.first))
+    engine = engine_of(os.getpid())
+    other, _ = await anyio.to_thread.run_sync(VllmGenerator.load, engine_config(models.first))
+    try:
+        long = SamplingParams(max_tokens=500, ignore_eos=True)
+        started = anyio.Event()
+        failures = []
+
+        async def ask(_):
+            with pytest.raises(GeneratorDiedError, match="ended") as caught:
+                await doomed.generate(PROMPT, long, on_token=lambda *_: started.set())
+            failures.append(caught.value)
+
+        survived = []
+
+        async def ask_other():
+            survived.append(await other.generate(PROMPT, long))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask_other)
+                for index in range(3):
+                    group.start_soon(ask, index)
+                await started.wait()
+                engine.kill()
+        assert [failure.model for failure in failures] == [models.first] * 3
+        assert len(survived[0].token_ids) == 500
+        assert not doomed.is_running
+        with pytest.raises(GeneratorDiedError):
+            await doomed.generate(PROMPT, long)
+        with pytest.raises(WeightUpdateError) as caught:
+            await doomed.update_weights(DirectoryWeights(path=models.second), "1")
+        assert caught.value.serving is None
+    finally:
+        await doomed.close()
+        await other.close()
+
+
+ORPHAN = """
+import sys, time
+from gymrl.generation.vllm import VllmGenerator
+from tests.integration.vllm.engines import engine_config
+if __name__ == "__main__":
+    generator, _ = VllmGenerator.load(engine_config(sys.argv[1]))
+    print("loaded", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_an_engine_ends_when_its_process_is_killed(models):
+    """vllm-project/vllm#55510: the engine lived on, with another parent."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, models.first],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": os.getcwd()},
+    )
+    with parent:
+        assert "loaded\n" in iter(parent.stdout.readline, "")
+        engine = engine_of(parent.pid)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        gone, _ = psutil.wait_procs([engine], timeout=10)
+        assert gone == [engine]
+
+
+async def ask_over_http(base_url: str, sampling: dict) -> dict:
+    body = {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "hello world"}],
+        "logprobs": True,
+        "return_token_ids": True,
+        **sampling,
+    }
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{base_url}/chat/completions", json=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            return answer
+
+
+async def test_workers_side_by_side_serve_a_model_over_http_and_take_new_weights(
+    models, first, second
+):
+    config = engine_config(models.first)
+    async with (
+        gymrl.spawn(GenerationService, config=config) as one,
+        gymrl.spawn(GenerationService, config=config) as two,
+    ):
+        endpoints = await gather_bounded(lambda worker: worker.call("start"), [one, two])
+        assert [endpoint.max_model_len for endpoint in endpoints] == [512, 512]
+        await one.call("health_check")
+        sampling = {"max_tokens": 24, "seed": 3, "temperature": 1.0}
+        answers = await gather_bounded(
+            lambda endpoint: ask_over_http(endpoint.base_url, sampling), endpoints
+        )
+        choices = [answer["choices"][0] for answer in answers]
+        assert choices[0]["token_ids"] == choices[1]["token_ids"]
+
+        # One of them gets the other model, as tensors through shared memory.
+        weights = TensorWeights.of(second.model.state_dict())
+        await one.call("update_weights", source=weights, version="9")
+        assert await one.call("weight_version") == "9"
+        changed = (await ask_over_http(endpoints[0].base_url, sampling))["choices"][0]
+        same = (await ask_over_http(endpoints[1].base_url, sampling))["choices"][0]
+        assert same["token_ids"] == choices[1]["token_ids"]
+        assert changed["token_ids"] != same["token_ids"]
+
+
+async def test_a_model_that_vllm_cannot_run_is_refused_with_its_name(tmp_path):
+    from gymrl.generation.vllm import VllmGenerator
+
+    with pytest.raises(ConfigError, match="no such directory"):
+        VllmGenerator.load(engine_config(str(tmp_path / "absent")))
+
+
+async def test_settings_that_vllm_refuses_are_named(models):
+    from gymrl.config import VllmConfig
+    from gymrl.generation.vllm import VllmGenerator
+
+    bad = VllmConfig(engine_args={"no_such_setting": 1})
+    with pytest.raises(ConfigError, match="no_such_setting"):
+        VllmGenerator.load(engine_config(models.first, vllm=bad))
+    with pytest.raises((ConfigError, GenerationError), match="max_model_len"):
+        VllmGenerator.load(engine_config(models.first, max_model_len=100_000))
