@@ -202,9 +202,8 @@ class Instance(ActorHandle):
 
     def succeeded(self) -> None:
         """It has finished a row: its deaths, and those of what it needs, are forgiven."""
-        if self._restarts_in_a_row:
-            self._restarts_in_a_row = 0
-            self._restarts.refund(self.name)
+        self._restarts_in_a_row = 0
+        self._restarts.refund(self.name)
         if self._needs is not None:
             self._needs.succeeded()
 

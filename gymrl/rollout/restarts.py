@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,9 @@ if TYPE_CHECKING:
 
     from gymrl.actors import RestartPolicy
 
-logger = logging.getLogger(__name__)
+# Deaths in a row that telling suspects apart may take before a row is done again: a fleet that dies
+# whatever it runs must not be taken for a row that kills.
+_FREE_TESTS = 2
 
 
 class Restarts:
@@ -33,6 +34,7 @@ class Restarts:
         self._spent: dict[str, int] = {}
         self._one_at_a_time = anyio.Lock()
         self._tested: set[str] = set()
+        self._free_tests = _FREE_TESTS
 
     @property
     def left(self) -> int:
@@ -48,8 +50,8 @@ class Restarts:
         """Take a death from the budget.
 
         Not where it belongs to an event that is paid for (several workers that die together cost
-        one), and not where suspected rows were being told apart: those deaths are expected, and
-        there are only a few for each row.
+        one), and not where suspected rows were being told apart, as long as rows are done in
+        between: those deaths are expected, and there are only a few for each row.
         """
         now = self._clock()
         began, members = self._incident
@@ -57,13 +59,15 @@ class Restarts:
             members.add(label)
             return
         self._incident = (now, {label})
-        if label in self._tested:
+        if label in self._tested and self._free_tests > 0:
+            self._free_tests -= 1
             return
         self._left -= 1
         self._spent[label] = self._spent.get(label, 0) + 1
 
     def refund(self, label: str) -> None:
-        """A restarted worker has finished a row: give back what its deaths have cost."""
+        """A worker has finished a row: give back what its deaths have cost."""
+        self._free_tests = _FREE_TESTS
         spent = self._spent.pop(label, 0)
         if spent and not self.is_spent:
             self._left = min(self.policy.restarts, self._left + spent)

@@ -102,14 +102,14 @@ class FakeWorker(Actor):
             self.log("left")
 
     def _serve(self, row: Row, fake: dict, body: dict) -> RowResult:
-        if fake.get("die"):
+        _, _, again = row.rollout_id.partition(".")
+        attempt = int(again or 0) + 1
+        if attempt <= fake.get("die_times", 0):
             sys.stderr.write("the worker's last words\n")
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         if "raise" in fake:
             raise KeyError(fake["raise"])
-        _, _, again = row.rollout_id.partition(".")
-        attempt = int(again or 0) + 1
         if attempt <= fake.get("fail_times", 0):
             failure = Failure(
                 kind=FailureKind(fake.get("kind", "data")),
