@@ -113,7 +113,8 @@ def failure_lines(failure: FailureSummary) -> list[str]:
 
 def print_summary(console: Console, summary: RunSummary) -> None:
     """The table, where the time went, and the failures by class."""
-    console.print(summary_table(summary, console.width))
+    if summary.sources:
+        console.print(summary_table(summary, console.width))
     console.print(timing_line(summary), markup=False, highlight=False, soft_wrap=True)
     if summary.failures:
         console.print(

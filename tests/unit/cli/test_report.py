@@ -90,3 +90,12 @@ def test_a_narrow_terminal_loses_no_number():
     for cell in source_cells(source()):
         assert cell in text
     assert "…" not in text
+
+
+def test_a_run_whose_groups_were_all_dropped_has_no_empty_table():
+    stream = io.StringIO()
+    failures = (FailureSummary("GymRequestError", 2, failure()),)
+    summary = RunSummary(sources=(), failures=failures, timings={}, seconds=1.0)
+    print_summary(Console(file=stream, width=160), summary)
+    assert "task source" not in stream.getvalue()
+    assert "failed rows: 2" in stream.getvalue()
