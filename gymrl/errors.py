@@ -35,6 +35,7 @@
     │   ├── GenerationTransportError            a server that generates could not be reached, or broke off
     │   ├── GeneratorDiedError                  the engine's process ended
     │   └── WeightUpdateError                   new weights were not taken; says which ones serve
+    ├── RankFailedError (RuntimeError)       another rank of the job failed or is gone; says which and why
     ├── EnvironmentContractError (ValueError)   an environment's step is not what the protocol says
     ├── ServerError (RuntimeError)           a server of ours: names the instance and the URL
     │   ├── ServerStartError
@@ -319,6 +320,13 @@ class WeightUpdateError(GenerationError):
     version: str | None = None
     serving: str | None = None
     source: str | None = None
+
+
+class RankFailedError(GymrlError, RuntimeError):
+    """Another rank of a torchrun job failed, or is gone; its own error is the ``__cause__``."""
+
+    rank: int | None = None
+    where: str | None = None
 
 
 class EnvironmentContractError(GymrlError, ValueError):
