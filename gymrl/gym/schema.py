@@ -19,14 +19,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from gymrl.errors import GymSchemaError
+from gymrl.gym.lifting import TOKEN_FIELDS, lift_token_lists
+from gymrl.gym.splice import without_token_fields
 
 ABSENT = msgspec.Raw(b"")
 NULL = b"null"
 EXCERPT_CHARS = 200
 """An error quotes at most this much of a body."""
 
-TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""What an output item carries for training, and :attr:`Trajectory.result` does not repeat."""
+LONG_BODY_BYTES = 64 << 10
+"""Longer answers are decoded without their token lists."""
 
 LENGTH_REASONS = frozenset(
     {"max_output_tokens", "length", "max_tokens", "max_model_len", "context_length_exceeded"}
@@ -68,11 +70,12 @@ class RunAnswer(msgspec.Struct):
 
 
 class DecodedAnswer(msgspec.Struct, frozen=True):
-    """A decoded answer with the bytes that its slices point into.
+    """A decoded answer with its bytes.
 
     Attributes:
         answer: The structs.
-        body: The bytes, mended where they had to be.
+        body: The bytes that slices point into, mended where they had to be. Those of a long answer
+            have no token fields any more; the slices have bytes of their own then.
         notes: What was mended, counted by name.
     """
 
@@ -115,6 +118,10 @@ def decode_answer(body: bytes) -> DecodedAnswer:
         GymSchemaError: It is no JSON object of the protocol's shape; `path` names the place
             where that is known.
     """
+    if len(body) > LONG_BODY_BYTES:
+        decoded = _decode_lifted(body)
+        if decoded is not None:
+            return decoded
     try:
         answer, mended, notes = decode_mending(_decoder, body)
     except RecursionError:
@@ -133,6 +140,26 @@ def decode_answer(body: bytes) -> DecodedAnswer:
             body=excerpt(body),
         ) from error
     return DecodedAnswer(answer, mended, notes)
+
+
+def _decode_lifted(body: bytes) -> DecodedAnswer | None:
+    """Decode around the token lists; None where the plain way has to look (and say what is wrong)."""
+    body, notes = _mend_bytes(body)
+    lifted = lift_token_lists(body)
+    if lifted is None:
+        return None
+    try:
+        answer = _decoder.decode(lifted.skeleton)
+        response = answer.response or Response()
+        rest = lifted.restored(without_token_fields(lifted.skeleton, response))
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    for item in response.output or []:
+        for name in TOKEN_FIELDS:
+            text = lifted.lists.get(bytes(getattr(item, name)))
+            if text is not None:
+                setattr(item, name, msgspec.Raw(text))
+    return DecodedAnswer(answer, rest, notes)
 
 
 def decode_mending(

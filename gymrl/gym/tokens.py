@@ -25,7 +25,9 @@ WINDOW = 8
 
 _WHITE = b" \t\r\n"
 _ID_BYTES = b"0123456789," + _WHITE
+_COMMA, _SPACE, _ZERO = b", 0"
 _SEPARATOR = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
+_integers = msgspec.json.Decoder(list[int])
 _floats = msgspec.json.Decoder(list[float])
 
 
@@ -74,16 +76,52 @@ def _inner(text: bytes) -> bytes:
 def _parse_inner(inner: bytes, whole: bytes) -> Int32Array:
     if not inner:
         return np.empty(0, dtype=np.int32)
-    if inner.translate(None, _ID_BYTES):
+    if _is_plain(inner):
+        ids = np.fromstring(inner, dtype=np.int64, sep=",")
+    elif inner.translate(None, _ID_BYTES):
         raise _bad_id(whole)
-    ids = np.fromstring(inner, dtype=np.int64, sep=",")
+    else:
+        try:
+            ids = np.array(_integers.decode(b"[" + inner + b"]"), dtype=np.int64)
+        except (msgspec.DecodeError, OverflowError):
+            raise _bad_id(whole) from None
     if int(ids.max()) > MAX_TOKEN_ID:
         raise _bad_id(whole)
     return ids.astype(np.int32)
 
 
+def _is_plain(inner: bytes) -> bool:
+    """Whether it is JSON's integers with ``,`` or ``, `` between each two, as servers write them.
+
+    The quick parser takes these as they are, and would read less well-formed text wrongly.
+    """
+    separators = inner.translate(None, b"0123456789")
+    count = len(separators)
+    if separators == b"," * count:
+        before_number = _COMMA
+    elif separators == b", " * (count // 2):
+        before_number = _SPACE
+    else:
+        return False
+    text = np.frombuffer(inner, dtype=np.uint8)
+    if text[0] < _ZERO or text[-1] < _ZERO or inner[:1] == b"0":
+        return inner == b"0"
+    here, after = text[:-1], text[1:]
+    starts = here == before_number
+    if (starts & (after < _ZERO)).any():
+        return False  # nothing between two separators
+    if before_number == _SPACE and ((here == _COMMA) & (after != _SPACE)).any():
+        return False  # numbers with a space alone between them
+    has_leading_zero = starts[:-1] & (after[:-1] == _ZERO) & (after[1:] >= _ZERO)
+    return not has_leading_zero.any()
+
+
 def _bad_id(whole: bytes) -> TokenListError:
-    for position, value in enumerate(json.loads(whole)):
+    try:
+        values = json.loads(whole)
+    except ValueError as error:
+        return TokenListError(f"not a list of token ids: {_short(whole)} ({error})")
+    for position, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= MAX_TOKEN_ID:
             return TokenListError(
                 f"element {position} is {_short(json.dumps(value).encode())}, "
@@ -115,8 +153,8 @@ def parse_logprobs(text: bytes, count: int) -> Float32Array:
         raise TokenListError(f"absent, for {count} sampled tokens")
     try:
         values = _floats.decode(text)
-    except msgspec.ValidationError:
-        raise _bad_logprob(json.loads(text), text) from None
+    except msgspec.DecodeError:
+        raise _unread_logprobs(text) from None
     if len(values) != count:
         raise TokenListError(
             f"{len(values)} for {count} sampled tokens", position=min(len(values), count)
@@ -126,6 +164,14 @@ def parse_logprobs(text: bytes, count: int) -> Float32Array:
     if not np.isfinite(logprobs).all():
         raise _bad_logprob(values, text)
     return logprobs
+
+
+def _unread_logprobs(text: bytes) -> TokenListError:
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        return TokenListError(f"not a list of numbers: {_short(text)} ({error})")
+    return _bad_logprob(values, text)
 
 
 def _bad_logprob(values: Any, text: bytes) -> TokenListError:
