@@ -193,6 +193,8 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
         model: A directory, a hub id, or ``smollm2``.
         backend: ``transformers``, or ``vllm`` where it is installed.
         vllm: Settings of that backend.
+        defer_loading: Give out the URL at once and load the model behind it; until it is there,
+            ``/health`` and calls get HTTP 503.
         served_model_name: What ``/v1/models`` says and requests may name.
         dtype: Of the weights: ``float32``, ``bfloat16``, ``float16``; ``auto`` is the checkpoint's.
         device: ``auto`` takes a GPU when there is one.
@@ -215,6 +217,7 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
     model: str
     backend: Literal["transformers", "vllm"] = "transformers"
     vllm: VllmConfig = VllmConfig()
+    defer_loading: bool = False
     served_model_name: str = "policy"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"

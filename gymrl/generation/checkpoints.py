@@ -162,6 +162,12 @@ def load_tokenizer(source: str) -> tuple[Any, list[int]]:
     return tokenizer, [int(i) for i in end_ids if i is not None]
 
 
+def model_context(source: str) -> int:
+    """The context that the model itself names, in tokens."""
+    config = transformers.AutoConfig.from_pretrained(source).get_text_config(decoder=True)
+    return int(getattr(config, "max_position_embeddings", None) or 4096)
+
+
 def local_checkpoint(source: str) -> str:
     """The directory of a model that was loaded, if need be the one in the hub's cache.
 

@@ -33,6 +33,7 @@ from gymrl.errors import (
 )
 from gymrl.generation import chat_api, responses_api
 from gymrl.generation.base import SamplingParams, token_budget
+from gymrl.generation.deferred import DeferredGenerator, NotReadyError
 from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.ledger_routes import LedgerRoutes
 from gymrl.generation.policy import Policy, ServerClosingError
@@ -234,6 +235,12 @@ class GenerationServer:
         return _json({"object": "list", "data": [model]})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
+        generator = self._policy.generator
+        if isinstance(generator, DeferredGenerator) and generator.is_running:
+            if not generator.is_ready:
+                return _error(503, "the model is still being loaded", "NotReadyError")
+        elif not getattr(generator, "is_running", True):
+            return _error(503, "the generator has ended", "GeneratorDiedError")
         return _json({"status": "ok"})
 
     def _check_model(self, model: str | None) -> None:
@@ -274,8 +281,8 @@ class GenerationServer:
                 return _error(400, str(error), "invalid_request_error", error.param)
             case ConfigError():
                 return _error(400, str(error), "invalid_request_error", error.setting)
-            case ServerClosingError():
-                return _error(503, str(error), "ServerClosingError")
+            case ServerClosingError() | NotReadyError():
+                return _error(503, str(error), type(error).__name__)
             case _:
                 logger.error("%s %s failed", request.method, request.path, exc_info=error)
                 return _error(500, str(error), type(error).__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import resource
-from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -15,14 +14,12 @@ from gymrl.concurrency import close_within
 from gymrl.config import GenerationConfig  # noqa: TC001 - actors read annotations at run time
 from gymrl.errors import GenerationError
 from gymrl.generation.chat import ChatFormat
+from gymrl.generation.deferred import DeferredGenerator
 from gymrl.generation.ledger import LedgerBook
+from gymrl.generation.loading import load_generator
 from gymrl.generation.policy import Policy
 from gymrl.generation.server import GenerationServer
 from gymrl.generation.weights import PauseMode, WeightSource  # noqa: TC001 - as above
-
-if TYPE_CHECKING:
-    from gymrl.generation.transformers import TransformersGenerator
-    from gymrl.generation.vllm import VllmGenerator
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +44,7 @@ class GenerationService(Actor):
     """Loads a model, serves it, and closes both."""
 
     async def setup(self, config: GenerationConfig) -> None:
-        """Load the model in a thread; the event loop stays free.
+        """Load the model in a thread, or begin to; the event loop stays free.
 
         Raises:
             ConfigError: The model is not there or is of a kind that can't be run.
@@ -55,7 +52,7 @@ class GenerationService(Actor):
         self._config = config
         self._server: GenerationServer | None = None
         self._endpoint: GenerationEndpoint | None = None
-        self._generator, tokenizer = await anyio.to_thread.run_sync(_load, config)
+        self._generator, tokenizer = await load_generator(config)
         try:
             chat = await anyio.to_thread.run_sync(
                 ChatFormat.from_config, tokenizer, config, tuple(self._generator.end_ids)
@@ -105,6 +102,16 @@ class GenerationService(Actor):
         if not self._generator.is_running:
             raise GenerationError(f"the generator of {self._config.model} has ended")
 
+    async def wait_ready(self) -> None:
+        """Wait for a model whose loading was deferred; else return at once.
+
+        Raises:
+            ConfigError: The model or the backend is not there, or can't be run as configured.
+            GenerationError: The engine did not start.
+        """
+        if isinstance(self._generator, DeferredGenerator):
+            await self._generator.wait_ready()
+
     async def weight_version(self) -> str:
         """Version of the weights that serve now."""
         return self._generator.weight_version
@@ -128,18 +135,6 @@ class GenerationService(Actor):
         await close_within(self._generator.close(), CLOSE_TIMEOUT_S, "the generator")
         if server is not None:
             await close_within(server.close(), CLOSE_TIMEOUT_S, "the generation server")
-
-
-def _load(config: GenerationConfig) -> tuple[TransformersGenerator | VllmGenerator, Any]:
-    # Loaded where the model is: a driver imports this module for the actor's name alone, and
-    # needs neither torch's seconds nor its memory.
-    if config.backend == "vllm":
-        from gymrl.generation.vllm import VllmGenerator  # noqa: PLC0415
-
-        return VllmGenerator.load(config)
-    from gymrl.generation.transformers import TransformersGenerator  # noqa: PLC0415
-
-    return TransformersGenerator.load(config)
 
 
 def _raise_open_file_limit() -> None:

@@ -140,6 +140,37 @@ async def test_workers_side_by_side_serve_a_model_over_http_and_take_new_weights
         assert changed["token_ids"] != same["token_ids"]
 
 
+async def test_the_url_is_given_out_before_the_model_is_there(models):
+    config = engine_config(models.first, defer_loading=True)
+    async with gymrl.spawn(GenerationService, config=config) as worker:
+        endpoint = await worker.call("start")
+        assert endpoint.max_model_len == 512
+        root = endpoint.base_url.removesuffix("/v1")
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{root}/health") as response:
+                assert response.status == 503
+                assert "still being loaded" in await response.text()
+            async with session.post(
+                f"{endpoint.base_url}/chat/completions",
+                json={"model": "policy", "messages": [{"role": "user", "content": "hello"}]},
+            ) as response:
+                assert response.status == 503
+            await worker.call("health_check")
+            await worker.call("wait_ready")
+            async with session.get(f"{root}/health") as response:
+                assert response.status == 200
+        answer = await ask_over_http(endpoint.base_url, {"max_tokens": 4})
+        assert answer["choices"][0]["token_ids"]
+
+        # An engine that dies later is no longer healthy.
+        engine = engine_of(worker.pid)
+        engine.kill()
+        with anyio.fail_after(30), pytest.raises(GenerationError, match="has ended"):
+            while True:
+                await worker.call("health_check")
+                await anyio.sleep(0.05)
+
+
 async def test_a_model_that_vllm_cannot_run_is_refused_with_its_name(tmp_path):
     from gymrl.generation.vllm import VllmGenerator
 

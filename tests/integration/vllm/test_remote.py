@@ -6,12 +6,14 @@ import subprocess
 import sys
 import urllib.request
 
+import aiohttp
 import anyio
 import anyio.to_thread
 import msgspec
 import pytest
 import pytest_asyncio
 
+import gymrl
 from gymrl.concurrency import gather_bounded
 from gymrl.config import SamplingParams, VllmConfig
 from gymrl.errors import (
@@ -23,9 +25,10 @@ from gymrl.errors import (
 )
 from gymrl.generation.base import Generator
 from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
+from gymrl.generation.service import GenerationService
 from gymrl.generation.vllm_http import RemoteVllmGenerator
 from gymrl.generation.weights import DirectoryWeights
-from tests.integration.vllm.engines import PROMPT, until
+from tests.integration.vllm.engines import PROMPT, engine_config, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -248,6 +251,22 @@ async def test_a_server_that_is_down_when_we_connect_is_left_out_and_its_calls_g
         assert len(result.token_ids) == 3
     finally:
         await generator.close()
+
+
+async def test_a_service_stands_before_servers_that_run_elsewhere(servers, models):
+    """Agents get token ids and the splice from gymrl; vLLM is only asked for tokens."""
+    config = engine_config(models.first, vllm=VllmConfig(base_urls=servers.urls))
+    async with gymrl.spawn(GenerationService, in_process=True, config=config) as service:
+        endpoint = await service.call("start")
+        assert endpoint.max_model_len == 512
+        async with aiohttp.ClientSession() as session:
+            async with session.post(
+                f"{endpoint.base_url}/responses",
+                json={"model": "policy", "input": "hello world", "max_output_tokens": 5},
+            ) as response:
+                answer = await response.json()
+    item = answer["output"][-1]
+    assert len(item["generation_token_ids"]) == len(item["generation_log_probs"]) > 0
 
 
 async def test_cancelling_a_call_frees_the_server(generator, servers):
