@@ -143,3 +143,11 @@ class FakeGeneration(Actor):
 
     async def health_check(self) -> None:
         pass
+
+
+class PortedGeneration(FakeGeneration):
+    """Says in the model's name which port it was to take."""
+
+    async def start(self) -> GenerationEndpoint:
+        asked = self.config.port
+        return GenerationEndpoint(f"http://127.0.0.1:{asked or 4321}/v1", f"port {asked}", 64)
