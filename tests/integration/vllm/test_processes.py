@@ -165,10 +165,14 @@ async def test_the_url_is_given_out_before_the_model_is_there(models):
         # An engine that dies later is no longer healthy.
         engine = engine_of(worker.pid)
         engine.kill()
-        with anyio.fail_after(30), pytest.raises(GenerationError, match="has ended"):
+
+        async def watch() -> None:
             while True:
                 await worker.call("health_check")
                 await anyio.sleep(0.05)
+
+        with anyio.fail_after(30), pytest.raises(GenerationError, match="has ended"):
+            await watch()
 
 
 async def test_a_model_that_vllm_cannot_run_is_refused_with_its_name(tmp_path):
