@@ -8,10 +8,18 @@ from typing import Annotated, Literal
 import typer
 
 from gymrl._version import __version__
-from gymrl.errors import ConfigError, GymrlError, RowError, UnsupportedOptionError
+from gymrl.errors import (
+    ActorError,
+    ActorStartError,
+    ConfigError,
+    GymrlError,
+    RowError,
+    UnsupportedOptionError,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+_USAGE_ERRORS = (ConfigError, RowError, UnsupportedOptionError)
 
 app = typer.Typer(
     name="gymrl",
@@ -36,10 +44,8 @@ def run_app(arguments: list[str]) -> int:
     except SystemExit as exit_request:
         code = exit_request.code
         return code if isinstance(code, int) else int(code is not None)
-    except (ConfigError, RowError, UnsupportedOptionError) as error:
-        return _fail(error, EXIT_USAGE, verbose)
     except GymrlError as error:
-        return _fail(error, EXIT_FAILED, verbose)
+        return _fail(error, verbose)
     except KeyboardInterrupt:
         return 130
     return 0
@@ -56,12 +62,28 @@ def _prepare_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _fail(error: GymrlError, code: int, verbose: bool) -> int:
+def _fail(error: GymrlError, verbose: bool) -> int:
+    reason = _reason(error)
+    text = reason.message
     if verbose:
         logging.getLogger("gymrl.cli").error("the command failed", exc_info=error)
-    kind = "" if code == EXIT_USAGE else f"{type(error).__name__}: "
-    typer.echo(f"gymrl: {kind}{error}", err=True)
-    return code
+    elif isinstance(reason, ActorStartError) and reason.remote_traceback:
+        text = f"{text.removesuffix(reason.remote_traceback.rstrip()).rstrip()}"
+        text += " (--verbose shows where it was raised)"
+    if isinstance(reason, _USAGE_ERRORS):
+        typer.echo(f"gymrl: {text}", err=True)
+        return EXIT_USAGE
+    typer.echo(f"gymrl: {type(reason).__name__}: {text}", err=True)
+    return EXIT_FAILED
+
+
+def _reason(error: GymrlError) -> GymrlError:
+    """What a worker's set-up complained about, where that is why the worker did not start."""
+    cause: BaseException | None = error
+    while isinstance(cause, ActorStartError):
+        cause = cause.__cause__
+    known = isinstance(cause, GymrlError) and not isinstance(cause, ActorError)
+    return cause if known and isinstance(cause, GymrlError) else error
 
 
 def _show_version(value: bool) -> None:
@@ -246,11 +268,26 @@ def serve(  # noqa: PLR0913 - one parameter an option
 
 
 @app.command()
-def doctor(
+def doctor(  # noqa: PLR0913 - one parameter an option
     rollouts: Annotated[
-        list[Path], typer.Argument(metavar="ROLLOUTS.jsonl...", help="Files of rollouts.")
-    ],
-    model: Annotated[str, typer.Option(help="The model that sampled them.")],
+        list[Path] | None,
+        typer.Argument(metavar="[ROLLOUTS.jsonl...]", help="Files of rollouts to check."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model: a directory, a hub id, or smollm2.")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="A policy server to check, with /v1.")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name that requests ask the policy server for.")
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the run does not do: several user turns, tools, or reasoning. Repeatable."
+        ),
+    ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest gap that is still well.")
     ] = 1e-3,
@@ -259,8 +296,26 @@ def doctor(
         int | None, typer.Option(min=1, help="Only this many rows of each file.")
     ] = None,
 ) -> None:
-    """Recompute recorded log-probabilities with transformers, and print the gaps."""
-    from gymrl.cli.doctor import DoctorOptions, doctor_command
+    """Find out before a run, or after it, what would make training see other tokens.
 
-    options = DoctorOptions(model=model, tolerance=tolerance, dtype=dtype, max_rows=max_rows)
-    raise typer.Exit(doctor_command(rollouts, options))
+    With --model alone: does the chat template keep what was sampled? With --base-url: what does
+    that policy server return? With files of rollouts and --model: recompute the recorded
+    log-probabilities, and print the gaps. Exits with 1 where something would break.
+    """
+    from gymrl.cli.doctor import DoctorOptions, doctor_command
+    from gymrl.cli.doctor_setup import check_setup
+
+    if rollouts:
+        if model is None:
+            raise ConfigError(
+                "rollouts are checked against the model that sampled them: add --model",
+                setting="--model",
+            )
+        if base_url is not None:
+            raise ConfigError(
+                "--base-url checks a server, not files of rollouts: leave one of them out",
+                setting="--base-url",
+            )
+        options = DoctorOptions(model=model, tolerance=tolerance, dtype=dtype, max_rows=max_rows)
+        raise typer.Exit(doctor_command(rollouts, options))
+    raise typer.Exit(check_setup(model, base_url, model_name, tuple(without or ())))
