@@ -6,20 +6,22 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 from anyio.from_thread import start_blocking_portal
 
 from gymrl.rollout.engine import RolloutEngine
+from gymrl.types import RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
     from types import TracebackType
 
     from gymrl.config import RolloutConfig, SamplingParams
+    from gymrl.rollout.engine import RolloutStream
     from gymrl.rollout.progress import Progress
-    from gymrl.types import RolloutGroup
 
 
 def collect(
@@ -39,6 +41,25 @@ def collect(
     """
     with SyncRolloutEngine(config) as engine:
         return engine.run(rows, num_generations=num_generations, sampling=sampling)
+
+
+class SyncRolloutStream(Iterator[RolloutGroup]):
+    """The groups of one batch, for a plain loop; see :class:`RolloutStream`.
+
+    Attributes:
+        progress: Counters of this stream alone; read them from any thread.
+    """
+
+    def __init__(self, progress: Progress, groups: Generator[RolloutGroup, None, None]) -> None:
+        self.progress = progress
+        self._groups = groups
+
+    def __next__(self) -> RolloutGroup:
+        return next(self._groups)
+
+    def close(self) -> None:
+        """End what is in flight, and wait for that. Safe to call twice."""
+        self._groups.close()
 
 
 class SyncRolloutEngine:
@@ -98,7 +119,7 @@ class SyncRolloutEngine:
         num_generations: int = 1,
         sampling: SamplingParams | None = None,
         training: bool = True,
-    ) -> Iterator[RolloutGroup]:
+    ) -> SyncRolloutStream:
         """Groups in completion order; see :meth:`RolloutEngine.stream`.
 
         Leaving the loop early ends everything in flight when the iterator is closed or collected.
@@ -111,9 +132,10 @@ class SyncRolloutEngine:
             sampling=sampling,
             training=training,
         )
-        return self._iterate(self._portal.call(start))
+        stream = self._portal.call(start)
+        return SyncRolloutStream(stream.progress, self._iterate(stream))
 
-    def _iterate(self, stream: Any) -> Iterator[RolloutGroup]:
+    def _iterate(self, stream: RolloutStream) -> Generator[RolloutGroup, None, None]:
         portal = self._portal
         try:
             while (group := self._next(stream)) is not None:
@@ -123,7 +145,7 @@ class SyncRolloutEngine:
             if self._stack is not None and self._portal is portal:
                 portal.call(stream.aclose)
 
-    def _next(self, stream: Any) -> RolloutGroup | None:
+    def _next(self, stream: RolloutStream) -> RolloutGroup | None:
         """The next group; Ctrl-C while waiting ends the stream before it is raised."""
         scope = self._portal.call(anyio.CancelScope)
         future = self._portal.start_task_soon(_next_of, stream, scope)
@@ -160,10 +182,9 @@ class SyncRolloutEngine:
             raise RuntimeError("the engine is not open: use it inside `with`")
 
 
-async def _next_of(stream: Any, scope: anyio.CancelScope) -> RolloutGroup | None:
+async def _next_of(stream: RolloutStream, scope: anyio.CancelScope) -> RolloutGroup | None:
     with scope:
-        group: RolloutGroup | None = await anext(stream, None)
-        return group
+        return await anext(stream, None)
     return None
 
 

@@ -118,3 +118,22 @@ def test_an_engine_that_is_not_open_says_so(make_sync, row):
         engine.run([row()])
     with engine, pytest.raises(RuntimeError, match="open already"):
         engine.__enter__()
+
+
+def test_a_stream_has_its_timings_though_its_last_group_is_dropped(make_sync, row):
+    with make_sync(failure_policy="drop_group") as engine:
+        stream = engine.stream([row(), row(delay=0.2, fail_times=9)])
+        assert [group.index for group in stream] == [0]
+        assert stream.progress.timings["timing/rollout/run_rollouts"] == 0.2
+        assert stream.progress.groups_dropped == 1
+
+
+def test_a_worker_that_dies_in_a_blocking_call_is_started_again(make_sync, row):
+    with make_sync() as engine:
+        assert len(engine.run([row(delay=0.1, die_times=1), row(delay=0.2)])) == 2
+
+
+def test_a_dead_fleet_ends_a_blocking_call(make_sync, row):
+    with make_sync(worker_restarts=0) as engine:
+        with pytest.raises(RolloutStreamError, match="instance 'default' failed"):
+            engine.run([row(delay=0.1, die_times=1)])

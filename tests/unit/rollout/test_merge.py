@@ -5,7 +5,7 @@ import anyio
 import pytest
 
 from gymrl.errors import RolloutStreamError
-from gymrl.rollout.merge import StreamMerge, merge_streams
+from gymrl.rollout.merge import Ended, StreamMerge, merge_streams
 
 
 class Source:
@@ -168,4 +168,47 @@ async def test_two_streams_of_one_instance_are_told_apart_until_both_end():
     assert (await anext(merge)).item == 2
     second.end()
     assert [item async for item in merge] == []
+    await merge.aclose()
+
+
+async def test_a_consumer_of_events_goes_on_when_a_stream_fails():
+    bad, good = Source(), Source()
+    merge = StreamMerge()
+    merge.add("bad", bad.stream())
+    merge.add("good", good.stream())
+    cause = KeyError("x")
+    bad.give("b1", cause)
+    assert await merge.next_event() == ("bad", "b1")
+    assert await merge.next_event() == Ended("bad", cause)
+    assert merge.running == ("good",)
+    good.give("g1")
+    good.end()
+    assert await merge.next_event() == ("good", "g1")
+    assert await merge.next_event() == Ended("good", None)
+    assert await merge.next_event() is None
+    await merge.aclose()
+
+
+async def test_an_error_from_elsewhere_comes_after_what_arrived_before_it():
+    source = Source()
+    merge = StreamMerge()
+    merge.add("x", source.stream())
+    source.give(1, 2)
+    await anyio.wait_all_tasks_blocked()
+    merge.fail(ValueError("from elsewhere"))
+    assert [(await anext(merge)).item for _ in range(2)] == [1, 2]
+    with pytest.raises(ValueError, match="from elsewhere"):
+        await anext(merge)
+    await merge.aclose()
+    assert source.closed
+
+
+async def test_a_cancelled_wait_for_an_event_loses_none():
+    source = Source()
+    merge = StreamMerge()
+    merge.add("x", source.stream())
+    with anyio.move_on_after(0):
+        await merge.next_event()
+    source.give(1)
+    assert await merge.next_event() == ("x", 1)
     await merge.aclose()

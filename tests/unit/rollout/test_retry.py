@@ -3,6 +3,7 @@ import random
 import pytest
 
 from gymrl.errors import (
+    ActorDiedError,
     GymTransportError,
     NonContiguousTokensError,
     RolloutDataFailure,
@@ -10,7 +11,17 @@ from gymrl.errors import (
     RolloutRedispatchExhausted,
     RolloutStreamError,
 )
-from gymrl.rollout.retry import Attempts, ends_run, error_of, located, run_error
+from gymrl.rollout.retry import (
+    Attempts,
+    death_failure,
+    ends_run,
+    error_of,
+    located,
+    poison_failure,
+    rejection,
+    run_error,
+    timeout_failure,
+)
 from gymrl.types import Failure, FailureKind
 
 
@@ -31,6 +42,24 @@ def test_each_kind_has_a_budget_of_its_own():
     assert attempts.of(7) == 4
     assert attempts.delay_before_next(7, INFRA) is None
     assert attempts.delay_before_next(7, DATA) is None
+
+
+def test_refused_connections_have_a_budget_of_their_own():
+    refused = failure("infra", "GymTransportError", fields={"was_sent": False})
+    attempts = Attempts(3, 1)
+    for told in (refused, INFRA, refused, INFRA):
+        assert attempts.delay_before_next(0, told) is not None
+    assert attempts.of(0) == 5
+    assert attempts.delay_before_next(0, refused) is None
+    assert attempts.delay_before_next(0, INFRA) is None
+
+
+def test_what_is_not_known_to_be_refused_counts_as_sent():
+    attempts = Attempts(2, 1)
+    for told in (None, True):
+        sent = failure("infra", "GymTransportError", fields={"was_sent": told})
+        assert Attempts(1, 1).delay_before_next(0, sent) is None
+    assert attempts.delay_before_next(0, INFRA) is not None
 
 
 def test_rows_do_not_share_a_budget():
@@ -111,6 +140,33 @@ def test_an_infra_failure_ends_a_run_with_its_count():
     assert isinstance(error.__cause__, GymTransportError)
 
 
+def test_one_attempt_is_told_as_once():
+    error = run_error(located(INFRA, 4, "math", "default/1", 1))
+    assert "failed once, last with GymTransportError" in str(error)
+
+
+def test_a_deadline_of_the_drivers_ends_a_run_without_claiming_a_spent_budget():
+    late = located(
+        timeout_failure(4, "its group did not end", 5.0, "group_timeout_s"), 4, "m", "d", 1
+    )
+    error = run_error(late, is_exhausted=False)
+    assert type(error) is RolloutStreamError
+    assert "did not end within 5 s (set by group_timeout_s)" in str(error)
+    assert (error.__cause__.seconds, error.__cause__.setting) == (5.0, "group_timeout_s")
+
+
+def test_a_death_is_the_fleets_fault_and_a_poisonous_row_its_own():
+    died = ActorDiedError("w was killed by SIGKILL", actor="w", signal=9, stderr="last words")
+    fleets, rows_own = death_failure(died), poison_failure(4, 3, died)
+    assert (fleets.kind, fleets.error, fleets.fields["stderr"]) == (
+        "infra",
+        "ActorDiedError",
+        "last words",
+    )
+    assert (rows_own.kind, rows_own.error, rows_own.fields["deaths"]) == ("data", "PoisonError", 3)
+    assert "w was killed by SIGKILL" in rows_own.message
+
+
 @pytest.mark.parametrize(
     ("made", "policy", "ends"),
     [
@@ -123,6 +179,10 @@ def test_an_infra_failure_ends_a_run_with_its_count():
         (failure("infra", "RolloutTimeout"), "raise", True),
         (failure("infra", "RolloutTimeout"), "mask", False),
         (failure("infra", "RolloutTimeout"), "drop_group", False),
+        (failure("data", "PoisonError"), "raise", True),
+        (failure("data", "PoisonError"), "mask", False),
+        (rejection(4), "raise", False),
+        (rejection(4), "drop_group", False),
     ],
 )
 def test_the_policy_decides_but_a_broken_fleet_ends_the_run(made, policy, ends):
