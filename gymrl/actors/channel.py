@@ -197,6 +197,8 @@ class Channel(asyncio.BufferedProtocol):
             self._reader.advance(nbytes)
         except ProtocolError as error:
             self.abort(error)
+        except MemoryError:
+            self.abort(ProtocolError("there is no memory for a message of the other side"))
 
     def _on_release(
         self, head: Release, payload: memoryview, region: memoryview | None, size: int

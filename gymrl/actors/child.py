@@ -136,7 +136,9 @@ class Worker:
                 if self._service is not None:
                     await self._service.stop()
                 await actor.close()
-            except Exception as error:  # noqa: BLE001  # goes to the driver, whatever it is
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001  # goes to the driver, whatever it is
                 failure = error
         if scope.cancelled_caught:
             failure = TimeoutError(f"close() did not end within {seconds:g} s")

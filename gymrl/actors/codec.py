@@ -34,7 +34,14 @@ _MAX_DIMENSIONS = 64
 # What msgspec raises for a value that it cannot encode.
 ENCODE_FAULTS = (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError)
 # What msgspec and the hooks raise for bytes that are not what the type says.
-DECODE_FAULTS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+DECODE_FAULTS = (
+    msgspec.MsgspecError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def aligned(offset: int, alignment: int = ALIGNMENT) -> int:
@@ -90,7 +97,7 @@ class ValueEncoder:
         if type(array) is not np.ndarray and not isinstance(array, np.memmap):
             raise TypeError(f"arrays of class {type(array).__name__} lose what they add")
         name = dtype.str
-        if dtype.names is not None or not _TRAVELLING_DTYPE.fullmatch(name):
+        if not (dtype.itemsize and _TRAVELLING_DTYPE.fullmatch(name)) or dtype.names is not None:
             raise TypeError(f"arrays of dtype {dtype} do not travel")
         if not array.flags.c_contiguous:
             array = np.array(array, order="C")
@@ -248,6 +255,9 @@ class ValueDecoder:
                 f"an array of shape {tuple(shape)} and dtype {dtype} at {offset} leaves the "
                 f"region of {available} bytes"
             )
+        if count and not dtype.itemsize:
+            # NumPy makes each such item a byte long, so a few bytes here could ask for terabytes.
+            raise ValueError(f"an array of shape {tuple(shape)} has items of no size")
         if count == 0 or region is None:
             array = np.empty(shape, dtype)
             array.flags.writeable = False

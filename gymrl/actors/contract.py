@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
+from gymrl.actors.failures import MAX_ECHO, bounded
 from gymrl.errors import EncodeError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class MethodContract:
             unchecked = self.arguments(**values)
             bound: msgspec.Struct = codec.round_trip(unchecked, self.arguments, self.arguments_root)
         except msgspec.ValidationError as error:
-            text = str(error)
+            text = bounded(str(error), MAX_ECHO)
             path = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None
             raise EncodeError(
                 f"{self.label}(): argument {path or self.name}: {text}", path=path

@@ -18,6 +18,8 @@ import gymrl.errors
 from gymrl.errors import ActorStartError, GymrlError, RemoteError
 
 MAX_TEXT = 64 * 1024
+# Of a refused value, in the text of the refusal.
+MAX_ECHO = 500
 MAX_CHAIN = 8
 MAX_GROUP = 16
 MAX_ERRORS = 64
@@ -149,7 +151,8 @@ def _args(error: BaseException) -> list[Any] | None:
     if isinstance(error, BaseExceptionGroup):
         return [bounded(error.message)]
     if isinstance(error, OSError) and type(error.filename) is str:
-        return [error.errno, bounded(str(error.strerror)), bounded(error.filename)]
+        named = [error.errno, bounded(str(error.strerror)), bounded(error.filename)]
+        return named if _travels(named) else None
     try:
         args = [bounded(item) if type(item) is str else item for item in error.args]
     except Exception:  # noqa: BLE001  # `args` may be overridden

@@ -17,7 +17,7 @@ import msgspec
 
 from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.codec import RoundTrip
-from gymrl.actors.failures import describe, rebuild, start_error
+from gymrl.actors.failures import MAX_ECHO, bounded, describe, rebuild, start_error
 from gymrl.actors.handle import ActorHandle
 from gymrl.actors.streams import ActorStream, StreamState, Window
 from gymrl.concurrency import OwnedTasks
@@ -96,7 +96,7 @@ class InProcessHandle(ActorHandle):
                 arguments, contract.arguments, contract.arguments_root
             )
         except msgspec.ValidationError as error:
-            raise EncodeError(f"{contract.label}(): {error}") from None
+            raise EncodeError(f"{contract.label}(): {bounded(str(error), MAX_ECHO)}") from None
         return crossed
 
     def _result(self, contract: MethodContract, value: object) -> Any:
@@ -104,7 +104,8 @@ class InProcessHandle(ActorHandle):
         try:
             return self._codec.round_trip(value, contract.result, root)
         except msgspec.ValidationError as error:
-            raise EncodeError(f"{root} is not what its annotation says: {error}") from None
+            text = bounded(str(error), MAX_ECHO)
+            raise EncodeError(f"{root} is not what its annotation says: {text}") from None
 
     def _as_seen_by_caller(self, error: BaseException) -> Exception:
         return rebuild(describe(error), self.name)
@@ -214,7 +215,9 @@ class InProcessHandle(ActorHandle):
         with anyio.move_on_after(self._options.close_timeout_s, shield=True) as scope:
             try:
                 await actor.close()
-            except Exception as error:  # noqa: BLE001  # raised below, when all has ended
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001  # raised below, when all has ended
                 failure = error
         if scope.cancelled_caught:
             logger.warning("%s.close took over %g s", self.name, self._options.close_timeout_s)

@@ -7,6 +7,9 @@ a second to close, and its process group is killed, with whatever else descends 
 
 Two watch the pipe: a thread, which can close in good order, and a small shell in the same group,
 which needs neither the interpreter nor its lock and so also ends a worker that is stuck in C code.
+
+What a worker starts may leave its group and its descent (a daemon does both). It still has the mark
+that the driver put into the worker's environment, and is found by it.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MARK = "GYMRL_WORKER"
 GRACE_S = 1.0
 _POLL_MS = 500
+_PASSES = 5
 _GUARDIAN = "read _; sleep 2; kill -KILL 0"
 
 
@@ -103,10 +108,42 @@ def end_everything() -> None:
 
 
 def end_descendants() -> None:
-    """Kill what descends from this process, also where it made a session of its own."""
+    """Kill what this process started, also where it made a session or a daemon of it."""
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+    mark = os.environ.get(MARK)
+    if mark:
+        end_marked(mark)
+
+
+def end_marked(mark: str) -> None:
+    """Kill every other process whose environment has a worker's mark.
+
+    The mark is random, so no process carries it by chance; each is held by a descriptor before it
+    is looked at, so its number cannot come to mean another.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(_PASSES):  # again, for what was forked meanwhile
+        found = False
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) != os.getpid():
+                with contextlib.suppress(OSError):  # another user's, or gone
+                    found |= _end_if_marked(int(entry), wanted)
+        if not found:
+            return
+
+
+def _end_if_marked(pid: int, wanted: bytes) -> bool:
+    descriptor = os.pidfd_open(pid)
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if wanted not in file.read().split(b"\0"):
+                return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def descendants(root: int) -> list[int]:

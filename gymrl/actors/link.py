@@ -12,7 +12,7 @@ import msgspec
 
 from gymrl.actors import messages
 from gymrl.actors.codec import RoundTrip, ValueDecoder
-from gymrl.actors.failures import ErrorData, rebuild
+from gymrl.actors.failures import MAX_ECHO, ErrorData, bounded, rebuild
 from gymrl.actors.streams import ActorStream, StreamState
 from gymrl.errors import ActorClosedError, ActorError, EncodeError, ProtocolError
 
@@ -232,7 +232,8 @@ class Caller:
 
     @staticmethod
     def _false_result(contract: MethodContract, fault: Exception) -> EncodeError:
-        return EncodeError(f"{contract.result_root} is not what its annotation says: {fault}")
+        text = bounded(str(fault), MAX_ECHO)
+        return EncodeError(f"{contract.result_root} is not what its annotation says: {text}")
 
     def _on_result(
         self, head: messages.Result, payload: memoryview, region: memoryview | None, size: int

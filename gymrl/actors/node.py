@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,6 +15,7 @@ from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.authentication import check_secret, prove_as_client, prove_as_server
 from gymrl.actors.channel import Channel
 from gymrl.actors.codec import RoundTrip
+from gymrl.actors.expiry import fell_silent
 from gymrl.actors.failures import start_error
 from gymrl.actors.handle import ActorHandle
 from gymrl.actors.link import Caller
@@ -28,6 +30,7 @@ from gymrl.errors import (
     ActorStreamError,
     AuthenticationError,
     DeadlineExceeded,
+    ProtocolError,
     ProtocolVersionError,
 )
 
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 128
+# Connections of peers that have proved themselves, and of those that have not yet.
+_MAX_SESSIONS = 1024
+_MAX_UNPROVEN = 64
 
 
 class ActorServer:
@@ -67,6 +73,9 @@ class ActorServer:
         self._setup = self.contract.setup.bind((), setup, RoundTrip())
         self._actor = cls()
         self._tasks = OwnedTasks(self.name)
+        self._unproven: dict[anyio.CancelScope, None] = {}
+        self._sessions = 0
+        self._refusals = _Refusals(self.name)
         self._accepting: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
 
@@ -100,40 +109,80 @@ class ActorServer:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        sessions: set[asyncio.Task[None]] = set()
         while True:
             try:
-                sock, peer = await loop.sock_accept(listener)
+                sock, address = await loop.sock_accept(listener)
             except OSError as error:
-                logger.warning("%s cannot accept a connection: %s", self.name, error)
+                self._refusals.note(f"cannot accept a connection: {error}")
                 await anyio.sleep(0.1)
                 continue
-            if len(sessions) >= _BACKLOG:
-                logger.warning("%s refuses %s: %d connections are open", self.name, peer, _BACKLOG)
-                sock.close()
-                continue
-            task = self._tasks.start(self._session(sock, str(peer)), "session")
-            sessions.add(task)
-            task.add_done_callback(sessions.discard)
+            peer = f"{address[0]}:{address[1]}"
+            if len(self._unproven) >= _MAX_UNPROVEN:
+                # The oldest goes: who knows the secret proves it at once, who does not waits.
+                oldest = next(iter(self._unproven))
+                oldest.cancel()
+                del self._unproven[oldest]
+            scope = anyio.CancelScope()
+            self._unproven[scope] = None
+            self._newest = self._tasks.start(self._session(sock, peer, scope), f"session-{peer}")
 
-    async def _session(self, sock: socket.socket, peer: str) -> None:
-        seconds = self._options.handshake_timeout_s
+    async def _session(self, sock: socket.socket, peer: str, scope: anyio.CancelScope) -> None:
         try:
-            sock.setblocking(False)
-            with deadline(seconds, f"the proof of {peer}", "SpawnOptions.handshake_timeout_s"):
-                await prove_as_server(sock, self._secret)
-        except (AuthenticationError, DeadlineExceeded) as error:
-            logger.warning("%s refuses %s: %s", self.name, peer, error)
-            sock.close()
-            return
+            proven = await self._prove(sock, peer, scope)
         except BaseException:
             sock.close()
             raise
+        finally:
+            self._unproven.pop(scope, None)
+        if not proven:
+            sock.close()
+            return
+        self._sessions += 1
         session = _Session(self._actor, self.contract, self.name)
         try:
             await session.serve(sock, self._options)
         finally:
+            self._sessions -= 1
             await session.end()
+
+    async def _prove(self, sock: socket.socket, peer: str, scope: anyio.CancelScope) -> bool:
+        """Whether the peer knows the secret; nothing else that it says is read before."""
+        seconds = self._options.handshake_timeout_s
+        what = f"the proof of {peer}"
+        try:
+            sock.setblocking(False)
+            with scope, deadline(seconds, what, "SpawnOptions.handshake_timeout_s"):
+                await prove_as_server(sock, self._secret)
+        except (AuthenticationError, DeadlineExceeded) as error:
+            self._refusals.note(f"refuses {peer}: {error}")
+            return False
+        if scope.cancelled_caught:
+            self._refusals.note(
+                f"drops {peer}: over {_MAX_UNPROVEN} connections have not proved themselves"
+            )
+            return False
+        if self._sessions >= _MAX_SESSIONS:
+            self._refusals.note(f"refuses {peer}: {_MAX_SESSIONS} peers are connected")
+            return False
+        return True
+
+
+class _Refusals:
+    """Logs refused peers, at most one line a second: whoever floods us does not write our log."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._logged = float("-inf")
+        self._left_out = 0
+
+    def note(self, what: str) -> None:
+        now = time.monotonic()
+        if now - self._logged < 1:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} like this before)" if self._left_out else ""
+        logger.warning("%s %s%s", self._name, what, more)
+        self._logged, self._left_out = now, 0
 
 
 class _Session:
@@ -151,14 +200,12 @@ class _Session:
         channel = await Channel.over(sock, options, None, self._on_message, self._on_lost)
         self._channel = channel
         channel.send(messages.Hello(messages.PROTOCOL_VERSION, 0))
-        received = -1
-        while not self._lost.is_set():
-            if channel.received == received:
-                logger.warning("%s: a peer has expired", self._name)
-                return
-            received = channel.received
-            with anyio.move_on_after(options.expiry_s):
-                await self._lost.wait()
+        if await fell_silent(channel, options.expiry_s, self._lost):
+            logger.warning(
+                "%s: a peer has shown nothing for %g s (SpawnOptions.expiry_s) and is dropped",
+                self._name,
+                options.expiry_s,
+            )
 
     async def end(self) -> None:
         """Cancel what runs for this connection, and close it."""
@@ -183,13 +230,16 @@ class _Session:
         match head:
             case messages.Hello(version=version) if version == messages.PROTOCOL_VERSION:
                 pass
+            case messages.Start() if self._service is not None:
+                channel.abort(ProtocolError("a second Start came over one link"))
             case messages.Start(qualname=qualname) if qualname == type(self._actor).__qualname__:
                 self._service = ActorService(self._actor, self._contract, channel, self._name)
                 channel.handlers.update(self._service.handlers)
                 channel.send(messages.Ready())
             case messages.Start(qualname=qualname):
                 served = type(self._actor).__qualname__
-                error = ActorStartError(f"{served} is served here, not {qualname}")
+                # Nothing is imported for a peer: the one class that is served was chosen here.
+                error = ActorStartError(f"{served} is served here, not {qualname[:100]}")
                 send_error(channel, messages.Refused(), error)
             case _:
                 channel.abort(ActorError(f"{type(head).__name__} came out of turn"))
@@ -276,19 +326,14 @@ class NodeHandle(ActorHandle):
         self._keeping = self._tasks.start(self._keep_alive(channel), "keepalive")
 
     async def _keep_alive(self, channel: Channel) -> None:
-        options = self._options
-        received, since = -1, 0.0
-        while not self._lost.is_set():
-            if channel.received != received:
-                received, since = channel.received, anyio.current_time()
-            elif anyio.current_time() - since > options.expiry_s:
-                channel.abort(
-                    ActorError(f"nothing came for {options.expiry_s:g} s (SpawnOptions.expiry_s)")
-                )
-                return
-            channel.send(messages.Ping(0))
-            with anyio.move_on_after(options.keepalive_s):
-                await self._lost.wait()
+        seconds = self._options.expiry_s
+
+        def beat() -> None:
+            if not channel.is_lost:
+                channel.send(messages.Ping(0))
+
+        if await fell_silent(channel, seconds, self._lost, beat, self._options.keepalive_s):
+            channel.abort(ActorError(f"nothing came for {seconds:g} s (SpawnOptions.expiry_s)"))
 
     def _on_message(
         self, head: Any, payload: memoryview, region: memoryview | None, size: int

@@ -22,9 +22,13 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
         max_frame_bytes: Larger messages are refused on both sides.
         segment_bytes: Messages at least this large go through shared memory on one node.
         max_segment_bytes: Shared memory of one direction of a link; above it messages go inline.
+        heartbeat_timeout_s: A worker process whose event loop shows nothing for so long, once its
+            set-up is done, is killed, and what it had under way fails. Choose it longer than any
+            call keeps the loop busy. None: a worker that is stopped or stuck is waited for.
         keepalive_s: On links to other nodes: how often the client shows that it is there.
         expiry_s: On links to other nodes: a peer that shows nothing for so long is gone.
-        env: Environment variables to set in the child, beside the driver's own.
+        env: Environment variables to set in the child, beside the driver's own. They are kept out
+            of its command line and of the text of these options.
         stderr_lines: Last output lines kept for the error of a child that dies.
         output_lines_per_s: More output lines than this are counted, not logged.
     """
@@ -39,6 +43,7 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_frame_bytes: int = 2 << 30
     segment_bytes: int = 512 << 10
     max_segment_bytes: int = 1 << 30
+    heartbeat_timeout_s: float | None = None
     keepalive_s: float = 5.0
     expiry_s: float = 20.0
     env: dict[str, str] = msgspec.field(default_factory=dict)
@@ -60,6 +65,12 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
             value = getattr(self, setting)
             require(value > 0, setting, value, "must be positive")
         require(
+            self.heartbeat_timeout_s is None or self.heartbeat_timeout_s > 0,
+            "heartbeat_timeout_s",
+            self.heartbeat_timeout_s,
+            "must be positive, or left out",
+        )
+        require(
             self.expiry_s > self.keepalive_s,
             "expiry_s",
             self.expiry_s,
@@ -73,3 +84,9 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
         require(self.max_segment_bytes >= 0, "max_segment_bytes", self.max_segment_bytes, "0: off")
         require(self.stderr_lines >= 0, "stderr_lines", self.stderr_lines, "0 keeps none")
+
+    def __repr__(self) -> str:
+        """The settings, with the names of `env` alone: values of variables are often secrets."""
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown["env"] = sorted(self.env)
+        return f"SpawnOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from gymrl.actors.lifeline import MARK, end_marked
 from gymrl.actors.lifeline import __file__ as _LIFELINE
 from gymrl.actors.messages import PROTOCOL_VERSION
 from gymrl.actors.output import ChildOutput
@@ -48,6 +50,18 @@ class ChildProcess:
 
     def __init__(self, name: str, options: SpawnOptions) -> None:
         self.name = name
+        self._mark = secrets.token_hex(16)
+        try:
+            self._start(name, options)
+        except (OSError, ValueError) as error:
+            raise ActorStartError(
+                f"{name}: a worker process did not start: {error}", actor=name
+            ) from error
+        self.pid = self._popen.pid
+        self._ended = anyio.Event()
+        self._released = False
+
+    def _start(self, name: str, options: SpawnOptions) -> None:
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             self.link, child_link = socket.socketpair()
             passed.callback(child_link.close)
@@ -65,24 +79,16 @@ class ChildProcess:
             )
             undo.callback(self.output.close)
             descriptors = (child_link.fileno(), child_lane.fileno(), death_read)
-            try:
-                self._popen = subprocess.Popen(
-                    _command(name, options, descriptors),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output_write,
-                    stderr=output_write,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                    env={**os.environ, **options.env},
-                )
-            except (OSError, ValueError) as error:
-                raise ActorStartError(
-                    f"{name}: a worker process did not start: {error}", actor=name
-                ) from error
+            self._popen = subprocess.Popen(
+                _command(name, options, descriptors),
+                stdin=subprocess.DEVNULL,
+                stdout=output_write,
+                stderr=output_write,
+                pass_fds=descriptors,
+                start_new_session=True,
+                env={**os.environ, **options.env, MARK: self._mark},
+            )
             undo.pop_all()
-        self.pid = self._popen.pid
-        self._ended = anyio.Event()
-        self._released = False
 
     @property
     def has_ended(self) -> bool:
@@ -144,7 +150,9 @@ class ChildProcess:
     def _reap(self) -> None:
         # While the leader is not waited for, its id cannot name another process or group.
         self.kill()
-        self._popen.wait()
+        if self._popen.wait() != 0:
+            # It did not see its own end, so what left its group is still there.
+            end_marked(self._mark)
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until :meth:`watch` has seen the end; returns whether it did in time."""

@@ -12,6 +12,7 @@ from gymrl.actors import messages
 from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.channel import Channel
 from gymrl.actors.codec import RoundTrip
+from gymrl.actors.expiry import fell_silent
 from gymrl.actors.failures import start_error
 from gymrl.actors.handle import ActorHandle
 from gymrl.actors.link import Caller
@@ -58,6 +59,8 @@ class ProcessHandle(ActorHandle):
         self._arrived: dict[type, asyncio.Future[Any]] = {}
         self._close_error: Exception | None = None
         self._death: tuple[str, str] | None = None
+        self._reason = ""
+        self._has_closed = False
         self._watchers: list[asyncio.Task[None]] = []
         self._on_death: list[Callable[[], None]] = []
 
@@ -122,10 +125,28 @@ class ProcessHandle(ActorHandle):
                 self.contract.setup.bytes_in_arguments,
             )
             await self._within(outcome, self._options.start_timeout_s, "start_timeout_s")
+            if self._options.heartbeat_timeout_s is not None:
+                heartbeat = self._listen(channel, process, self._options.heartbeat_timeout_s)
+                self._watchers.append(self._tasks.start(heartbeat, "heartbeat"))
         except BaseException:
             process.kill()
             await self._shut_down()
             raise
+
+    async def _listen(self, channel: Channel, process: ChildProcess, seconds: float) -> None:
+        """Kill a child that has fallen silent; its death then fails what is in flight."""
+
+        def beat() -> None:
+            if not channel.is_lost:
+                channel.send(messages.Ping(0))
+
+        if await fell_silent(channel, seconds, self._link_lost, beat) and self._closing is None:
+            self._reason = (
+                f" because its event loop showed nothing for {seconds:g} s "
+                "(SpawnOptions.heartbeat_timeout_s): it is stopped, or stuck in a call that blocks"
+            )
+            logger.error("%s (process %d) is killed%s", self.name, process.pid, self._reason)
+            process.kill()
 
     def _expect(self, kind: type) -> asyncio.Future[Any]:
         future = asyncio.get_running_loop().create_future()
@@ -168,6 +189,7 @@ class ProcessHandle(ActorHandle):
                     messages.Ready, start_error(self._caller.decode_error(payload), self.name)
                 )
             case messages.Closed():
+                self._has_closed = True
                 if payload:
                     self._close_error = self._caller.decode_error(payload)
                 self._settle(messages.Closed, None)
@@ -219,10 +241,8 @@ class ProcessHandle(ActorHandle):
             # One text for all errors of this death: there may be thousands.
             lines = process.output.last_lines
             broke = f"; the link broke: {self._link_error}" if self._link_error else ""
-            self._death = (
-                f"{self.name} (process {process.pid}) {process.how_it_ended}{broke}{_quoted(lines)}",
-                lines,
-            )
+            how = f"{process.how_it_ended}{self._reason}{broke}{_quoted(lines)}"
+            self._death = (f"{self.name} (process {process.pid}) {how}", lines)
         text, lines = self._death
         return ActorDiedError(
             text,
@@ -295,6 +315,8 @@ class ProcessHandle(ActorHandle):
                     logger.warning("%s did not close within %g s and is killed", name, seconds)
                 elif not await process.wait(_EXIT_S):
                     logger.warning("%s closed but did not exit and is killed", name)
+                elif not self._has_closed:
+                    logger.warning("its close() did not run to its end: %s", self._died())
         except ActorError as error:
             logger.debug("%s was gone before it could close: %s", name, error)
         finally:

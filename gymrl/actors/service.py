@@ -11,7 +11,7 @@ import msgspec
 
 from gymrl.actors import messages
 from gymrl.actors.codec import ValueDecoder
-from gymrl.actors.failures import describe, describe_briefly
+from gymrl.actors.failures import MAX_ECHO, bounded, describe, describe_briefly
 from gymrl.actors.streams import Window
 from gymrl.concurrency import OwnedTasks
 from gymrl.errors import ActorError, EncodeError, FrameTooLargeError, ProtocolError
@@ -71,6 +71,7 @@ class ActorService:
     def _on_call(
         self, head: messages.Call, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
+        self._refuse_doubles(head.id)
         contract = self._contract.methods.get(head.method)
         try:
             arguments = self._arguments(contract, "call", payload, region)
@@ -84,6 +85,7 @@ class ActorService:
     def _on_open(
         self, head: messages.Open, payload: memoryview, region: memoryview | None, size: int
     ) -> None:
+        self._refuse_doubles(head.id)
         contract = self._contract.methods.get(head.method)
         window = Window(head.window, head.window_bytes)
         try:
@@ -96,6 +98,10 @@ class ActorService:
         else:
             self._running[head.id] = task
             self._windows[head.id] = window
+
+    def _refuse_doubles(self, number: int) -> None:
+        if number in self._running:
+            raise ProtocolError(f"the caller used number {number} for two calls at once")
 
     def _arguments(
         self,
@@ -111,7 +117,7 @@ class ActorService:
                 payload, region, self._decoders[contract]
             )
         except msgspec.ValidationError as error:
-            raise EncodeError(f"{contract.label}(): {error}") from None
+            raise EncodeError(f"{contract.label}(): {bounded(str(error), MAX_ECHO)}") from None
         return arguments
 
     def _on_credit(

@@ -20,7 +20,7 @@ from gymrl.actors.spawn import spawn
 from gymrl.actors.streams import ActorStream
 from gymrl.concurrency import OwnedTasks, close_within, gather_bounded
 from gymrl.config import Config, require
-from gymrl.errors import ActorClosedError, ActorDiedError, ActorError, PoisonError
+from gymrl.errors import ActorClosedError, ActorDiedError, PoisonError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -288,7 +288,7 @@ class Supervisor:
             try:
                 await self._start(worker)
                 return
-            except ActorError as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, calls must not wait for ever
                 logger.warning("%s-%d did not start again: %s", self.name, worker.index, error)
                 self._last_death = error
                 worker.state = "dead"
