@@ -213,6 +213,14 @@ def test_a_model_that_is_not_there_is_one_message(tmp_path):
     assert not output.exists()
 
 
+def test_a_model_that_does_not_load_in_its_worker_is_the_message_and_no_traceback(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
+    done = run("rollout", "chain_sum", "--model", tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert f"gymrl: model='{tmp_path}' can't be loaded" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_overwriting_a_file_waits_until_the_run_can_start(tmp_path):
     output = tmp_path / "rollouts.jsonl"
     output.write_text("precious\n")
@@ -225,7 +233,7 @@ def test_overwriting_a_file_waits_until_the_run_can_start(tmp_path):
 
 def long_rollout(tiny_model, output):
     return (
-        "rollout", "chain_sum", "--model", tiny_model, "--num-prompts", 2000,
+        "rollout", "chain_sum", "--model", tiny_model, "--num-prompts", 400,
         "--num-generations", 4, "--max-output-tokens", 64, "--temperature", 1.0, "--workers", 2,
         "--output", output,
     )  # fmt: skip
