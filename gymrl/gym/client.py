@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
+import anyio.to_thread
 import msgspec
 
 from gymrl.concurrency import deadline
@@ -128,7 +129,7 @@ class HttpPool:
             raise RuntimeError("the HTTP pool is not open: use it as an async context manager")
         with _typed_errors(url):
             async with self._session.request(method, url, **arguments) as response:
-                body = await response.read()
+                body = await _whole_body(response.content)
                 return HttpAnswer(
                     url=url,
                     status=response.status,
@@ -136,6 +137,18 @@ class HttpPool:
                     cookies={k: morsel.coded_value for k, morsel in response.cookies.items()},
                     retry_after_s=_seconds(response.headers.get("Retry-After")),
                 )
+
+
+async def _whole_body(content: aiohttp.StreamReader) -> bytes:
+    """All bytes of an answer.
+
+    Those of a large one are put together in a thread: when many rows end at once, their copies one
+    after the other would hold the event loop.
+    """
+    chunks = [chunk async for chunk in content.iter_any()]
+    if sum(map(len, chunks)) <= LARGE_BODY_BYTES:
+        return b"".join(chunks)
+    return await anyio.to_thread.run_sync(b"".join, chunks)
 
 
 @contextlib.contextmanager
