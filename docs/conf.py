@@ -29,5 +29,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(asyncio|collections|typing|pathlib|enum|logging|contextlib|types)(\..*)?"),
     (r"py:.*", r"(msgspec|numpy|np|npt|aiohttp|anyio|torch|transformers|tokenizers)(\..*)?"),
     (r"py:class", r"(.*\.)?(T|R|ConfigT)"),
+    # Aliases, and names that modules import for the type checker alone.
+    (r"py:class", r"(.*\.)?(LogprobsMode|TokenCallback|WeightSource|PauseMode|FinishReason)"),
+    (r"py:class", r"(Generated|VllmEngine|.*vllm_wire\.Choice)"),
     (r"py:class", r"(optional|Any|Path|Callable|Awaitable|Coroutine|Struct)"),
 ]

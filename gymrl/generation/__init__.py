@@ -15,7 +15,9 @@ from gymrl.generation.base import (
     GenerationConfig,
     Generator,
     SamplingParams,
+    WeightSpan,
 )
+from gymrl.generation.weights import DirectoryWeights, TensorWeights, UpdatableGenerator
 
 if TYPE_CHECKING:
     from gymrl.generation.chat import ChatFormat
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from gymrl.generation.server import GenerationServer
     from gymrl.generation.service import GenerationEndpoint, GenerationService
     from gymrl.generation.transformers import TransformersGenerator
+    from gymrl.generation.vllm import VllmGenerator
+    from gymrl.generation.vllm_http import RemoteVllmGenerator
 
 _HOMES = {
     "ChatFormat": "gymrl.generation.chat",
@@ -33,7 +37,9 @@ _HOMES = {
     "GenerationServer": "gymrl.generation.server",
     "GenerationService": "gymrl.generation.service",
     "Policy": "gymrl.generation.policy",
+    "RemoteVllmGenerator": "gymrl.generation.vllm_http",
     "TransformersGenerator": "gymrl.generation.transformers",
+    "VllmGenerator": "gymrl.generation.vllm",
     "FidelityReport": "gymrl.generation.fidelity",
     "RecordedSequence": "gymrl.generation.fidelity",
     "check_fidelity": "gymrl.generation.fidelity",
@@ -43,6 +49,7 @@ _HOMES = {
 
 __all__ = [
     "ChatFormat",
+    "DirectoryWeights",
     "FidelityReport",
     "FinishReason",
     "Generated",
@@ -53,8 +60,13 @@ __all__ = [
     "Generator",
     "Policy",
     "RecordedSequence",
+    "RemoteVllmGenerator",
     "SamplingParams",
+    "TensorWeights",
     "TransformersGenerator",
+    "UpdatableGenerator",
+    "VllmGenerator",
+    "WeightSpan",
     "check_fidelity",
     "resolve_model",
     "splice",

@@ -164,6 +164,9 @@ async def test_the_url_is_given_out_before_the_model_is_there(models):
 
         # An engine that dies later is no longer healthy.
         engine = engine_of(worker.pid)
+        port = int(root.rpartition(":")[2])
+        listening = [c.laddr.port for c in engine.net_connections("tcp") if c.status == "LISTEN"]
+        assert port not in listening  # or the port would outlive the worker
         engine.kill()
 
         async def watch() -> None:
