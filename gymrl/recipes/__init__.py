@@ -1,0 +1,1 @@
+"""Reference trainers: short, without a framework, meant to be read and copied."""

@@ -1,0 +1,296 @@
+"""The ranks of a job: who is where, how they reach each other, and what each may wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gymrl.errors import ConfigError, RankFailedError
+from gymrl.torchrun.line import STORE_TIMEOUT, StoreLine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from gymrl.torchrun.config import TorchrunConfig
+
+SECRET_VARIABLE = "GYMRL_SECRET"  # the name of a variable, not its value
+"""Where a launcher may put a secret of its own; nodes that have another one are refused."""
+
+_TCPStore: Any = vars(dist)["TCPStore"]  # torch exports it without a type
+
+LOOPBACK = "127.0.0.1"
+_ADDRESS_BYTES = 256
+
+
+class RankInfo(msgspec.Struct, frozen=True):
+    """What a rank says of itself.
+
+    Attributes:
+        node: Which node it is on: the launcher's number, else the host's name.
+        host: Name of the host.
+        pid: Its process.
+    """
+
+    node: str
+    host: str
+    pid: int
+
+
+class World(Protocol):
+    """What a session needs of the job's other ranks.
+
+    Attributes:
+        rank: This rank.
+        size: All ranks.
+        node: This rank's node, from 0.
+        leaders: For each node the rank that holds its workers.
+    """
+
+    rank: int
+    size: int
+    node: int
+    leaders: tuple[int, ...]
+
+
+def is_launched() -> bool:
+    """Whether a launcher has set the variables of a job with ranks, or a group exists."""
+    if dist.is_available() and dist.is_initialized():
+        return True
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+class LoneWorld:
+    """The world of a process that nobody launched: one rank, which waits for nobody."""
+
+    rank = 0
+    size = 1
+    node = 0
+    leaders = (0,)
+    line: StoreLine | None = None
+
+    def check(self) -> None:
+        """Nobody else can fail."""
+
+    def barrier(self, name: str, seconds: float, setting: str) -> None:
+        """Nobody to wait for."""
+
+    def fail(self, error: BaseException) -> BaseException:
+        """`error` itself."""
+        return error
+
+    def close(self, *, has_failed: bool) -> None:
+        """Nothing to close."""
+
+
+class GroupWorld:
+    """The ranks of a process group, made from the launcher's variables where there is none.
+
+    Entering is a collective: every rank must.
+
+    Args:
+        config: Deadlines and addresses.
+
+    Attributes:
+        line: To the job's store.
+        group: A gloo group of all ranks, for this object alone.
+    """
+
+    def __init__(self, config: TorchrunConfig) -> None:
+        self._config = config
+        self._timeout = timedelta(seconds=config.transfer_timeout_s)
+        self._owns_default_group = not dist.is_initialized()
+        if self._owns_default_group:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, timeout=self._timeout)
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.group: Any = dist.new_group(backend="gloo", timeout=self._timeout)
+        self.address = config.address or _own_address()
+        self._store: Any = None
+        self.line = self._open_line()
+        try:
+            self._find_nodes()
+        except BaseException:
+            self.line.close()
+            raise
+
+    def _open_line(self) -> StoreLine:
+        where = f"{socket.gethostname()}, process {os.getpid()}"
+        place = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+        listener = None
+        if self.rank == 0:
+            # Its port is the system's choice and its interface ours; torch would take all of them.
+            listener = socket.create_server((self.address, 0))
+            port = listener.getsockname()[1]
+            self._store = _TCPStore(
+                self.address,
+                port,
+                self.size,
+                is_master=True,
+                timeout=STORE_TIMEOUT,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+                use_libuv=True,
+            )
+            text = f"{self.address} {port}".encode().ljust(_ADDRESS_BYTES)
+            place = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        dist.broadcast(place, src=0, group=self.group)
+        address, number = bytes(place.tolist()).decode().split()
+        client = _TCPStore(
+            address,
+            int(number),
+            self.size,
+            is_master=False,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+        )
+        seconds = self._config.heartbeat_timeout_s
+        client.set(f"where/{self.rank}", where)
+        client.set(f"beat/{self.rank}", "0")
+        return StoreLine(client, self.rank, self.size, where, seconds)
+
+    def _find_nodes(self) -> None:
+        seconds = self._config.rollout.start_timeout_s
+        me = RankInfo(
+            os.environ.get("GROUP_RANK") or socket.gethostname(), socket.gethostname(), os.getpid()
+        )
+        self.line.put(f"rank/{self.rank}", msgspec.msgpack.encode(me))
+        self.line.barrier("the start of all ranks", seconds, "rollout.start_timeout_s")
+        keys = [f"rank/{rank}" for rank in range(self.size)]
+        values = self.line.ask(lambda store: store.multi_get(keys), "the ranks' places", seconds)
+        places = [msgspec.msgpack.decode(value, type=RankInfo).node for value in values]
+        nodes = list(dict.fromkeys(places))
+        self.node = nodes.index(places[self.rank])
+        self.leaders = tuple(places.index(node) for node in nodes)
+        if self.rank == 0:
+            self.line.watch_others()
+
+    # --- the secret ------------------------------------------------------------------------------
+
+    def secret(self) -> bytes:
+        """What the ends of a link between nodes prove that they know; the same on every rank.
+
+        Rank 0 draws it and the store carries it; a secret of the launcher's own
+        (``GYMRL_SECRET``) is mixed in on each rank and travels nowhere.
+        """
+        if self.rank == 0:
+            self.line.put("secret", secrets.token_bytes(32))
+        drawn = self.line.get("secret", "the job's secret", 60.0)
+        own = os.environ.get(SECRET_VARIABLE, "").encode()
+        return hmac.new(own, drawn, hashlib.sha256).digest()
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Return while the job is well; see :meth:`StoreLine.check`."""
+        self.line.check()
+
+    def barrier(self, name: str, seconds: float, setting: str) -> None:
+        """Wait for every rank; see :meth:`StoreLine.barrier`."""
+        self.line.barrier(name, seconds, setting)
+
+    # --- bytes -----------------------------------------------------------------------------------
+
+    def send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """From rank 0: to rank r the part r. The others are at :meth:`receive` or on their way.
+
+        Raises:
+            RankFailedError: A rank has gone.
+        """
+        works = []
+        for rank in range(1, self.size):
+            tensor = torch.from_numpy(parts[rank])
+            works.append((rank, tensor, dist.isend(tensor, dst=rank, group=self.group)))
+        for rank, _, work in works:
+            try:
+                if work is not None:
+                    work.wait()
+            except RuntimeError as error:
+                raise self.echo(error, f"sending its share to rank {rank}") from error
+
+    def receive(self, size: int) -> npt.NDArray[np.uint8]:
+        """On another rank: this rank's part of :meth:`send`, of so many bytes."""
+        tensor = torch.empty(size, dtype=torch.uint8)
+        try:
+            dist.recv(tensor, src=0, group=self.group)
+        except RuntimeError as error:
+            raise self.echo(error, "receiving its share") from error
+        return tensor.numpy()
+
+    # --- failure ---------------------------------------------------------------------------------
+
+    def echo(self, error: BaseException, doing: str) -> RankFailedError:
+        """What to raise for a broken collective: the cause, once it is known."""
+        cause = self.line.await_cause(self._config.heartbeat_timeout_s + 2)
+        if cause is not None:
+            return cause.as_error()
+        return RankFailedError(f"rank {self.rank} lost a peer while {doing}: {error}")
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Tell the others why this rank ends.
+
+        Returns:
+            `error`, or what it echoes: another rank's error that came first.
+        """
+        if isinstance(error, RankFailedError) and error.rank is not None:
+            return error
+        if _is_echo(error):
+            cause = self.line.await_cause(self._config.heartbeat_timeout_s + 2)
+            if cause is not None and cause.rank != self.rank:
+                return cause.as_error()
+        cause = self.line.fail(error)
+        if cause is not None and cause.rank != self.rank:
+            return cause.as_error()
+        return error
+
+    def close(self, *, has_failed: bool) -> None:
+        """Leave the groups that were made here; after a failure at once, waking who waits in one.
+
+        An existing default group stays the caller's.
+        """
+        if has_failed:
+            self.line.acknowledge(seconds=5.0)
+        self.line.close()
+        # A peer that is gone makes torch raise here what everyone knows by now.
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+            dist.destroy_process_group(None if self._owns_default_group else self.group)
+        self._store = None
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error is what torch says when a peer has gone in the middle of a collective."""
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
+    )
+
+
+def _own_address() -> str:
+    """The address from which the launcher's master is reached; loopback on one node."""
+    local, size = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    master = os.environ.get("MASTER_ADDR")
+    if master is None or (local is not None and local == size):
+        return LOOPBACK
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # sends nothing: it asks the routing table
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(
+            f"MASTER_ADDR={master!r} cannot be reached from here ({error}); "
+            "set TorchrunConfig.address to this node's address",
+            setting="address",
+        ) from error
