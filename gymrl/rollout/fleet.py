@@ -148,6 +148,8 @@ class Fleet:
             await self._prepare(GENERATION)
         workers = [label for shard in self._plan for label in shard.labels]
         await gather_bounded(self._prepare, workers)
+        # With a deferred model the environments have started meanwhile; now it must be there.
+        await self._until_loaded(self._instances.get(GENERATION))
         self._shards = ShardSet([self._started(shard) for shard in self._plan])
 
     async def _prepare(self, label: str) -> None:
@@ -181,7 +183,14 @@ class Fleet:
             # Agents know this address: one that is started again takes the same port.
             port = urlsplit(endpoint.base_url).port or self._generation_config.port
             self._generation_config = msgspec.structs.replace(self._generation_config, port=port)
+        if self._shards is not None:  # started again: nothing else is starting meanwhile
+            await self._until_loaded(worker)
         return endpoint
+
+    async def _until_loaded(self, generator: ActorHandle | None) -> None:
+        config = self._generation_config
+        if generator is not None and config is not None and config.defer_loading:
+            await _asked(GENERATION, generator, "wait_ready")
 
     async def _spawn(self, label: str, actor: type[Actor], settings: Any) -> ActorHandle:
         options = SpawnOptions(name=label, start_timeout_s=self._config.start_timeout_s)
