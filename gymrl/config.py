@@ -369,6 +369,8 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             their own.
         max_data_attempts: Dispatches of a row whose failures are its own, the first included;
             then `failure_policy` decides.
+        retry_delay_s: Pause before a row that failed by the fleet's fault is dispatched again;
+            doubles each time up to 30 s, jittered. A server's ``Retry-After`` makes it longer.
         worker_restarts: Deaths of worker processes that are answered with a restart. Workers that
             die together cost one, and a restarted worker that finishes a row gives back what its
             deaths have cost. 0: the first death ends the run.
@@ -387,6 +389,7 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     group_timeout_s: float | None = None
     max_infra_attempts: int = 5
     max_data_attempts: int = 2
+    retry_delay_s: float = 0.5
     worker_restarts: int = 3
 
     def __post_init__(self) -> None:
@@ -429,6 +432,9 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "worker_restarts",
             self.worker_restarts,
             "must not be negative; 0 restarts nothing",
+        )
+        require(
+            self.retry_delay_s >= 0, "retry_delay_s", self.retry_delay_s, "must not be negative"
         )
         for setting in ("max_infra_attempts", "max_data_attempts"):
             value = getattr(self, setting)

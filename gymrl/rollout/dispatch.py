@@ -6,8 +6,8 @@ what is left of a unit moves to another replica as a whole, or waits for the res
 A row may be what kills its worker, and everything that was under way beside it looks the same. So
 the suspects are told apart in few deaths: after the first death all go on in company, for most
 deaths are nobody's fault. What was under way at a second one is given out in lots, one lot at a
-time; then the units of the lot that dies, one at a time; then the rows of the unit. A row whose
-worker dies while it is the only suspect is poison.
+time with nothing else on the instance; then the units of the lot that dies, one at a time; then the
+rows of the unit. A row that was alone on its worker when that died is poison.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class Dispatch:
         label: The instance's.
         instance: It.
         rows: In the batch's order.
-        is_test: These are suspects; no others are under way.
+        is_test: These are suspects.
 
     Attributes:
         waiting: The rows whose outcome has not come, by index.
+        was_alone: The worker had no other rows when these began.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Dispatch:
         self.instance = instance
         self.waiting = {row.index: row for row in rows}
         self.is_test = is_test
+        self.was_alone = False
 
     def __str__(self) -> str:
         return self.label
@@ -64,7 +66,9 @@ class Dispatch:
             await anyio.sleep(delay_s)
         async with contextlib.AsyncExitStack() as stack:
             if self.is_test:
-                await stack.enter_async_context(self.instance.testing())
+                self.was_alone = await stack.enter_async_context(self.instance.testing())
+            else:
+                await stack.enter_async_context(self.instance.company())
             rows = list(self.waiting.values())
             stream = self.instance.stream("run_rollouts", rows, TIMER_PREFIX)
             try:
@@ -126,7 +130,7 @@ class Dispatcher:
     @staticmethod
     def is_poison(dispatch: Dispatch) -> bool:
         """Whether the one row of a dispatch whose worker died is to blame."""
-        return dispatch.is_test and len(dispatch.waiting) == 1
+        return dispatch.is_test and dispatch.was_alone and len(dispatch.waiting) == 1
 
     def after_death(self, dispatch: Dispatch, rows: Sequence[Row], delay_s: float) -> None:
         """Give out again what a dead worker had under way.
@@ -179,7 +183,7 @@ class Dispatcher:
         shard = self._shards.shard_of(row.route, row.index)
         for _ in shard.instances:
             label, instance = shard.next_instance(avoid=home[0])
-            if label != home[0] and instance.is_ready:
+            if label != home[0] and instance.is_ready and not instance.is_testing:
                 return label, instance
         return home
 

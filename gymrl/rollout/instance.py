@@ -8,9 +8,10 @@ of it fails, with how it died.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,8 +21,6 @@ from gymrl.concurrency import OwnedTasks, close_within, deadline
 from gymrl.errors import ActorClosedError, ActorDiedError, GymrlError, RolloutStreamError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
     from gymrl.rollout.restarts import Restarts
 
 logger = logging.getLogger(__name__)
@@ -77,6 +76,9 @@ class Instance(ActorHandle):
         self._last_death: Exception | None = None
         self._restarts_in_a_row = 0
         self._closed = False
+        self._company = 0
+        self._tests = 0
+        self._one_test = anyio.Lock()
         self._changed = anyio.Event()
         self._tasks = OwnedTasks(label)
         self._on_death: list[Callable[[], None]] = []
@@ -207,9 +209,42 @@ class Instance(ActorHandle):
         if self._needs is not None:
             self._needs.succeeded()
 
-    def testing(self) -> AbstractAsyncContextManager[None]:
-        """Inside it the only suspected rows of the fleet run on this instance."""
-        return self._restarts.testing(self.name)
+    # --- suspects --------------------------------------------------------------------------------
+
+    @property
+    def is_testing(self) -> bool:
+        """Whether suspected rows run here, or wait to."""
+        return self._tests > 0
+
+    @contextlib.asynccontextmanager
+    async def company(self) -> AsyncIterator[None]:
+        """Inside it rows run that nobody suspects; waits while there are suspects."""
+        await self.current()
+        while self._tests:
+            await self._wait_for_change()
+            await self.current()
+        self._company += 1
+        try:
+            yield
+        finally:
+            self._company -= 1
+
+    @contextlib.asynccontextmanager
+    async def testing(self) -> AsyncIterator[bool]:
+        """Inside it the only suspected rows of this instance run.
+
+        Yields:
+            Whether they are its only rows. Others that ran before are not waited for.
+        """
+        self._tests += 1
+        try:
+            async with self._one_test:
+                await self.current()
+                with self._restarts.testing(self.name):
+                    yield not self._company
+        finally:
+            self._tests -= 1
+            self._notify()
 
     # --- as a handle -----------------------------------------------------------------------------
 
@@ -229,8 +264,11 @@ class Instance(ActorHandle):
                 await self._needs.current()
             if self._worker is not None and self.is_ready:
                 return self._worker
-            with anyio.move_on_after(_LOOK_AGAIN_S):
-                await self._changed.wait()
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        with anyio.move_on_after(_LOOK_AGAIN_S):
+            await self._changed.wait()
 
     def check_running(self) -> None:
         """Raise unless its worker serves now.

@@ -6,10 +6,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-import anyio
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable, Iterator
 
     from gymrl.actors import RestartPolicy
 
@@ -19,7 +17,7 @@ _FREE_TESTS = 2
 
 
 class Restarts:
-    """The budget of restarts that the workers of one fleet share, and the queue of suspects.
+    """The budget of restarts that the workers of one fleet share.
 
     Args:
         policy: The budget, how near in time deaths are one event, and the pauses between restarts.
@@ -32,7 +30,6 @@ class Restarts:
         self._left = policy.restarts
         self._incident: tuple[float, set[str]] = (float("-inf"), set())
         self._spent: dict[str, int] = {}
-        self._one_at_a_time = anyio.Lock()
         self._tested: set[str] = set()
         self._free_tests = _FREE_TESTS
 
@@ -79,12 +76,11 @@ class Restarts:
         doubled: float = self.policy.backoff_s * 2 ** (restarts_in_a_row - 1)
         return min(self.policy.max_backoff_s, doubled)
 
-    @contextlib.asynccontextmanager
-    async def testing(self, label: str) -> AsyncIterator[None]:
-        """Run suspected rows on a worker, one lot at a time over the whole fleet."""
-        async with self._one_at_a_time:
-            self._tested.add(label)
-            try:
-                yield
-            finally:
-                self._tested.discard(label)
+    @contextlib.contextmanager
+    def testing(self, label: str) -> Iterator[None]:
+        """Suspected rows run on a worker."""
+        self._tested.add(label)
+        try:
+            yield
+        finally:
+            self._tested.discard(label)

@@ -34,7 +34,6 @@ from gymrl.types import Failure, FailureKind
 if TYPE_CHECKING:
     from gymrl.config import FailurePolicy
 
-FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 
 
@@ -48,16 +47,24 @@ class Attempts:
     Args:
         max_infra: Dispatches of a row that may fail by the fleet's fault, the first included.
         max_data: Dispatches of a row that may fail by its own.
+        first_delay_s: Pause after the fleet's first failure; doubles each time.
         jitter: Gives the delays' random part.
     """
 
-    def __init__(self, max_infra: int, max_data: int, jitter: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        max_infra: int,
+        max_data: int,
+        first_delay_s: float = 0.5,
+        jitter: random.Random | None = None,
+    ) -> None:
         self._limits: dict[str, int] = {
             FailureKind.INFRA: max_infra,
             FailureKind.DATA: max_data,
             _REFUSED: max_infra,
         }
         self._failed: dict[int, dict[str, int]] = {}
+        self._first_delay_s = first_delay_s
         self._jitter = jitter or random.Random()
 
     def of(self, row: int) -> int:
@@ -79,7 +86,7 @@ class Attempts:
         counts[budget] = count
         if failure.kind is FailureKind.DATA:
             return 0.0
-        ceiling = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (count - 1))
+        ceiling = min(LONGEST_DELAY_S, self._first_delay_s * 2 ** (count - 1))
         asked = failure.fields.get("retry_after_s")
         wished = float(asked) if isinstance(asked, int | float) else 0.0
         jittered: float = ceiling * self._jitter.uniform(0.5, 1.0)
@@ -95,13 +102,13 @@ def death_failure(error: BaseException) -> Failure:
 
 
 def poison_failure(row: int, deaths: int, error: BaseException) -> Failure:
-    """The failure of a row whose worker died while nothing else was suspected."""
+    """The failure of a row that was alone on its worker when that died, and suspected before."""
     fields = dict(error.fields) if isinstance(error, GymrlError) else {}
     return Failure(
         kind=FailureKind.DATA,
         error=PoisonError.__name__,
-        message=f"row {row} was under way at {deaths} deaths of its worker, at the last as the "
-        f"only suspect, and is not tried again; the last death: {error}",
+        message=f"row {row} was under way at {deaths} deaths of its worker, at the last one alone, "
+        f"and is not tried again; the last death: {error}",
         fields={**fields, "deaths": deaths},
     )
 

@@ -97,7 +97,9 @@ class Batch:
         )
         self._merge: StreamMerge[Dispatch, RowResult] = StreamMerge()
         self._dispatcher = Dispatcher(self._merge, run.shards, sizes.routing_size)
-        self._attempts = Attempts(run.config.max_infra_attempts, run.config.max_data_attempts)
+        self._attempts = Attempts(
+            run.config.max_infra_attempts, run.config.max_data_attempts, run.config.retry_delay_s
+        )
         self._deadlines = Deadlines(None, None)
         self._completed: collections.deque[CompletedGroup] = collections.deque()
         self._timings: dict[str, dict[str, float]] = {}

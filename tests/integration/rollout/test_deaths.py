@@ -81,7 +81,7 @@ async def test_a_row_that_kills_its_worker_again_and_again_fails_alone(make_engi
     assert len(groups) == 12
     (failure,) = failures
     assert (failure.row, failure.error, failure.kind) == (5, "PoisonError", "data")
-    assert "the only suspect" in failure.message
+    assert "at the last one alone" in failure.message
     assert "the worker's last words" in failure.message
     assert failure.fields["signal"] == 9
     assert failure.fields["deaths"] <= 5

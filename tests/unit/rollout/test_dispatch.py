@@ -12,6 +12,7 @@ class Place:
 
     def __init__(self, is_ready=True):
         self.is_ready = is_ready
+        self.is_testing = False
 
 
 class Sent:
@@ -55,10 +56,11 @@ def make():
     return make
 
 
-def die(dispatcher, sent, place=0):
+def die(dispatcher, sent, place=0, alone=True):
     """The worker of a dispatch dies with all of it under way."""
     dispatch = sent.dispatches.pop(place)
     dispatcher.ended(dispatch)
+    dispatch.was_alone = alone
     rows = list(dispatch.waiting.values())
     for row in rows:
         dispatcher.add_death(row.index)
@@ -154,6 +156,20 @@ def test_the_row_that_kills_is_found_and_no_other_is_blamed(make, killer, unit_s
 def test_a_single_row_is_found_at_the_third_death(make):
     dispatcher, sent, _, _ = make(1)
     assert [die(dispatcher, sent) for _ in range(3)] == [None, None, 0]
+
+
+def test_a_suspect_that_dies_in_company_is_not_blamed_but_tested_again(make):
+    dispatcher, sent, _, _ = make(1)
+    assert [die(dispatcher, sent, alone=False) for _ in range(4)] == [None] * 4
+    assert sent.told == [("s", [0], True)]
+    assert die(dispatcher, sent) == 0
+
+
+def test_nothing_moves_to_a_replica_that_has_suspects(make):
+    dispatcher, sent, _, places = make(2, replicas=2)
+    places[1].is_testing = True
+    die(dispatcher, sent)
+    assert sent.told[-1] == ("s/0", [0], False)
 
 
 def test_waiting_rows_are_named_by_the_instance_that_has_them(make):

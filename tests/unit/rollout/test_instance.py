@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from gymrl.actors import Actor, RestartPolicy, spawn
@@ -181,6 +182,47 @@ async def test_the_loss_of_what_it_needs_is_its_own_and_told_at_once(make):
     assert [str(error)[:28] for error in told] == ["instance 'generator' failed:"]
     worker.forget(told.append)
     worker.forget(told.append)
+
+
+async def test_suspects_run_one_lot_at_a_time_and_company_waits_for_them(make):
+    instance = await make(Home())
+    events = []
+
+    async def company(name):
+        async with instance.company():
+            events.append(f"{name} begins")
+            await anyio.sleep(0.01)
+            events.append(f"{name} ends")
+
+    async def suspects(name):
+        async with instance.testing() as are_alone:
+            events.append(f"{name} begins {are_alone}")
+            await anyio.sleep(0.01)
+            events.append(f"{name} ends")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(suspects, "one")
+        tasks.start_soon(suspects, "two")
+        await anyio.lowlevel.checkpoint()
+        assert instance.is_testing
+        tasks.start_soon(company, "others")
+    assert events == [
+        "one begins True",
+        "one ends",
+        "two begins True",
+        "two ends",
+        "others begins",
+        "others ends",
+    ]
+    assert not instance.is_testing
+
+
+async def test_suspects_know_when_others_were_there_before_them(make):
+    instance = await make(Home())
+    async with instance.company(), instance.testing() as are_alone:
+        assert not are_alone
+    async with instance.testing() as are_alone:
+        assert are_alone
 
 
 async def test_a_closed_instance_says_so_and_starts_nothing_again(make):

@@ -68,9 +68,9 @@ def test_a_spent_budget_stays_spent():
     assert budget.is_spent
 
 
-async def test_deaths_of_a_worker_that_tests_suspects_are_free():
+def test_deaths_of_a_worker_that_tests_suspects_are_free():
     budget, clock = make(1, correlation_s=0.0)
-    async with budget.testing("a"):
+    with budget.testing("a"):
         budget.charge("a")
         clock.now += 10
         assert budget.left == 1
@@ -81,9 +81,9 @@ async def test_deaths_of_a_worker_that_tests_suspects_are_free():
     assert budget.is_spent
 
 
-async def test_a_fleet_that_dies_whatever_it_tests_pays():
+def test_a_fleet_that_dies_whatever_it_tests_pays():
     budget, clock = make(1, correlation_s=0.0)
-    async with budget.testing("a"):
+    with budget.testing("a"):
         for left in (1, 1, 0):
             budget.charge("a")
             clock.now += 10

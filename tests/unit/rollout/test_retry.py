@@ -76,12 +76,12 @@ def test_a_budget_of_one_never_dispatches_again():
 
 
 def test_infra_delays_grow_are_jittered_and_bounded():
-    attempts = Attempts(20, 1, random.Random(0))
+    attempts = Attempts(20, 1, 0.5, random.Random(0))
     delays = [attempts.delay_before_next(0, INFRA) for _ in range(10)]
     for count, delay in enumerate(delays):
         ceiling = min(30.0, 0.5 * 2**count)
         assert ceiling / 2 <= delay <= ceiling
-    others = [Attempts(20, 1, random.Random(n)).delay_before_next(0, INFRA) for n in range(5)]
+    others = [Attempts(20, 1, 0.5, random.Random(n)).delay_before_next(0, INFRA) for n in range(5)]
     assert len(set(others)) == 5
 
 
