@@ -19,6 +19,8 @@ from gymrl.gym.service import GymService
 from gymrl.records import read_groups
 from gymrl.testing import ScriptedGenerator, build_tiny_tokenizer
 
+# Each run starts several interpreters; a busy machine gets time for that.
+pytestmark = pytest.mark.timeout(240)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -13,6 +13,8 @@ from gymrl.testing.models import build_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
 TUTORIAL = (REPOSITORY / "docs" / "guides" / "first-rollouts.md").read_text(encoding="utf-8")
+# Each run starts several interpreters; a busy machine gets time for that.
+pytestmark = pytest.mark.timeout(240)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -30,7 +32,7 @@ def run(*arguments, **options):
         [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=90,
         env=ENVIRONMENT,
         check=False,
         **options,
