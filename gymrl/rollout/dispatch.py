@@ -62,12 +62,14 @@ class Dispatch:
 
     async def results(self, delay_s: float) -> AsyncIterator[RowResult]:
         """What the instance makes of the rows, after a delay."""
-        if delay_s > 0:
-            await anyio.sleep(delay_s)
+        begin = anyio.current_time() + delay_s
         async with contextlib.AsyncExitStack() as stack:
             if self.is_test:
+                # Before the pause: others that come meanwhile must wait.
                 self.was_alone = await stack.enter_async_context(self.instance.testing())
+                await anyio.sleep_until(begin)
             else:
+                await anyio.sleep_until(begin)
                 await stack.enter_async_context(self.instance.company())
             rows = list(self.waiting.values())
             stream = self.instance.stream("run_rollouts", rows, TIMER_PREFIX)
