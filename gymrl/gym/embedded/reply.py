@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from gymrl.gym.conduct import text_of
-from gymrl.gym.schema import TOKEN_FIELDS, is_null, plain
+from gymrl.gym.lifting import TOKEN_FIELDS
+from gymrl.gym.schema import is_null, plain
 
 
 class ToolCall(msgspec.Struct, frozen=True):
