@@ -123,7 +123,7 @@ class MethodContract:
                 raise TypeError(f"{self.label}() got argument {name!r} twice")
             if name not in self._names:
                 raise TypeError(
-                    f"{self.label}() has no argument {name!r}; it takes "
+                    f"{self.label}() has no argument {bounded(name, MAX_ECHO)!r}; it takes "
                     f"{', '.join(self._names) or 'none'}"
                 )
             values[name] = value
@@ -199,7 +199,7 @@ class ActorContract:
         if contract is None:
             known = ", ".join(sorted(self.methods)) or "none"
             raise AttributeError(
-                f"{self.name} has no public async method {name!r}; it has: {known}"
+                f"{self.name} has no public async method {bounded(name, MAX_ECHO)!r}; it has: {known}"
             )
         if contract.kind != kind:
             right = f'.stream("{name}", ...)' if kind == "call" else f'.call("{name}", ...)'

@@ -54,7 +54,10 @@ class ErrorData(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def describe(error: BaseException, with_traceback: bool = True) -> ErrorData:
     """`error` as data. Never raises, and its size is bounded."""
-    return _describe(error, with_traceback, set(), MAX_CHAIN)
+    try:
+        return _describe(error, with_traceback, set(), MAX_CHAIN)
+    except BaseException as fault:  # noqa: BLE001  # attributes of a foreign class may raise anything
+        return describe_briefly(error, f"describing it raised {type(fault).__name__}")
 
 
 def describe_briefly(error: BaseException, why: str) -> ErrorData:
@@ -119,7 +122,7 @@ def _traceback(error: BaseException) -> str:
         pass
     try:
         return bounded("".join(traceback.format_tb(error.__traceback__)))
-    except Exception as fault:  # noqa: BLE001  # sources may be unreadable; the error still goes on
+    except BaseException as fault:  # noqa: BLE001  # sources may be unreadable; the error still goes on
         return f"<its traceback is not to be had: {type(fault).__name__}>"
 
 
@@ -143,7 +146,7 @@ def _is_small(error: BaseException) -> bool:
 def _travels(value: object) -> bool:
     try:
         return len(msgspec.msgpack.encode(value)) <= 4 * MAX_TEXT
-    except Exception:  # noqa: BLE001  # whatever it is, it does not travel
+    except BaseException:  # noqa: BLE001  # whatever it is, it does not travel
         return False
 
 
@@ -155,7 +158,7 @@ def _args(error: BaseException) -> list[Any] | None:
         return named if _travels(named) else None
     try:
         args = [bounded(item) if type(item) is str else item for item in error.args]
-    except Exception:  # noqa: BLE001  # `args` may be overridden
+    except BaseException:  # noqa: BLE001  # `args` may be overridden
         return None
     if all(type(item) in _PLAIN for item in args) and _travels(args):
         return args
@@ -176,7 +179,7 @@ def _fields(error: BaseException) -> dict[str, Any]:
 def _repr(value: object) -> str:
     try:
         return repr(value)
-    except Exception as fault:  # noqa: BLE001  # a foreign __repr__ may raise anything
+    except BaseException as fault:  # noqa: BLE001  # a foreign __repr__ may raise anything
         return f"<{type(value).__name__}, whose repr raised {type(fault).__name__}>"
 
 

@@ -43,6 +43,7 @@ class ChildProcess:
     Attributes:
         link: The driver's end of the link; the channel takes it over.
         lane: The driver's end of the lane; the channel takes it over.
+        has_closed: Set when it has said that it is ending in good order.
 
     Raises:
         ActorStartError: The process could not be started.
@@ -50,6 +51,7 @@ class ChildProcess:
 
     def __init__(self, name: str, options: SpawnOptions) -> None:
         self.name = name
+        self.has_closed = False
         self._mark = secrets.token_hex(16)
         try:
             self._start(name, options)
@@ -150,7 +152,7 @@ class ChildProcess:
     def _reap(self) -> None:
         # While the leader is not waited for, its id cannot name another process or group.
         self.kill()
-        if self._popen.wait() != 0:
+        if self._popen.wait() != 0 or not self.has_closed:
             # It did not see its own end, so what left its group is still there.
             end_marked(self._mark)
 

@@ -60,7 +60,6 @@ class ProcessHandle(ActorHandle):
         self._close_error: Exception | None = None
         self._death: tuple[str, str] | None = None
         self._reason = ""
-        self._has_closed = False
         self._watchers: list[asyncio.Task[None]] = []
         self._on_death: list[Callable[[], None]] = []
 
@@ -189,7 +188,8 @@ class ProcessHandle(ActorHandle):
                     messages.Ready, start_error(self._caller.decode_error(payload), self.name)
                 )
             case messages.Closed():
-                self._has_closed = True
+                if self._process is not None:
+                    self._process.has_closed = True
                 if payload:
                     self._close_error = self._caller.decode_error(payload)
                 self._settle(messages.Closed, None)
@@ -315,7 +315,7 @@ class ProcessHandle(ActorHandle):
                     logger.warning("%s did not close within %g s and is killed", name, seconds)
                 elif not await process.wait(_EXIT_S):
                     logger.warning("%s closed but did not exit and is killed", name)
-                elif not self._has_closed:
+                elif not process.has_closed:
                     logger.warning("its close() did not run to its end: %s", self._died())
         except ActorError as error:
             logger.debug("%s was gone before it could close: %s", name, error)

@@ -1,0 +1,67 @@
+"""Watching other processes, which send no events."""
+
+# ruff: noqa: ASYNC110, ASYNC230
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ROOT = os.getcwd()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def all_end(pids: Iterable[int], seconds: float = 5.0) -> bool:
+    pids = list(pids)
+    with anyio.move_on_after(seconds):
+        while any(map(is_running, pids)):
+            await anyio.sleep(0.02)
+        return True
+    return False
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    with anyio.fail_after(seconds):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+async def said(path: str, seconds: float = 30.0) -> list[int]:
+    """The numbers that a worker writes into a file when it gets to its phase."""
+    await until(lambda: os.path.exists(path), seconds)
+    with open(path, encoding="utf-8") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def what_is_open() -> dict[str, int]:
+    """Everything of this process that a worker might leave behind."""
+    gc.collect()
+    process = psutil.Process()
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    return {
+        "descriptors": process.num_fds(),
+        "children": len(process.children(recursive=True)),
+        "tasks": len(tasks),
+        "threads": process.num_threads(),
+        "segments": len(os.listdir("/dev/shm")),
+        "memory_files": memory_files(),
+    }
+
+
+def memory_files() -> int:
+    """Mappings of anonymous memory files, as shared segments are."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        return sum("memfd:gymrl" in line for line in file)
