@@ -174,11 +174,17 @@ class RolloutLedger:
             place = stored.call.parent
         return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.int32)
 
-    def answered(self, key: bytes) -> TruePrefix | None:
-        """The tokens of the call that gave the answer of this key; of several the latest."""
-        place = self._answers.get(key)
-        if place is None:
-            return None
+    def knows(self, key: bytes) -> bool:
+        """Whether an answer of this key was given."""
+        return key in self._answers
+
+    def answered(self, key: bytes) -> TruePrefix:
+        """The tokens of the call that gave the answer of this key; of several the latest.
+
+        Raises:
+            KeyError: There is none.
+        """
+        place = self._answers[key]
         ids: list[int] = self._sequence(place).tolist()
         num_prompt = self._calls[place].call.num_prompt
         return TruePrefix(ids[:num_prompt], ids[num_prompt:])

@@ -72,21 +72,24 @@ def find_prefix(
     Raises:
         PrefixError: A message carries tokens, is an answer of this rollout, and the two disagree.
     """
-    prefixes = dict(conversation.prefixes)
-    newest = max(prefixes, default=-1)
+    carried = dict(conversation.prefixes)
+    newest = max(carried, default=-1)
     has_assistant = False
+    found: tuple[int, bytes] | None = None
     for place, key in _keys(conversation):
-        if conversation.messages[place]["role"] != "assistant":
-            continue
-        has_assistant = True
-        known = ledger.answered(key) if place >= newest else None
-        if known is None:
-            continue
-        carried = conversation.prefixes.get(place)
-        if carried is not None and carried != known and not ledger.served(carried):
-            raise _disagree(place, carried, known)
-        prefixes[place] = carried or known
-    return prefixes, has_assistant and not prefixes
+        if conversation.messages[place]["role"] == "assistant":
+            has_assistant = True
+            if place >= newest and ledger.knows(key):
+                found = place, key
+    if found is None:
+        return carried, has_assistant and not carried
+    place, key = found
+    known = ledger.answered(key)
+    if place not in carried:
+        return {**carried, place: known}, False
+    if carried[place] != known and not ledger.served(carried[place]):
+        raise _disagree(place, carried[place], known)
+    return carried, False
 
 
 def _disagree(place: int, carried: TruePrefix, known: TruePrefix) -> PrefixError:

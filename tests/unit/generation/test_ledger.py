@@ -164,7 +164,8 @@ def test_an_answer_is_found_by_its_key_and_the_latest_counts():
     record(ledger, [1, 2], [3, 9], keys=(b"a",))
     assert ledger.answered(b"a") == TruePrefix([1, 2], [3, 9])
     assert ledger.answered(b"c") == TruePrefix([1, 2, 3, 4], [5])
-    assert ledger.answered(b"z") is None
+    assert ledger.knows(b"b")
+    assert not ledger.knows(b"z")
     assert ledger.served(TruePrefix([1, 2], [3]))
     assert not ledger.served(TruePrefix([1], [2, 3]))
     assert not ledger.served(TruePrefix([1, 2], [4]))
