@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gymrl.config import RolloutConfig
     from gymrl.gym.shards import ShardSet
     from gymrl.rollout.instance import Instance
+    from gymrl.rollout.instance import Instance
     from gymrl.scoring import ScoringConfig
 
 
@@ -52,6 +53,11 @@ class BorrowedFleet(Fleet):
     def shards(self) -> ShardSet[Instance]:
         """The owner's."""
         return self._owner.shards
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """The owner's."""
+        return self._owner.instances
 
     @property
     def max_model_len(self) -> int | None:
