@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gymrl.config import RolloutConfig, SamplingParams
+    from gymrl.generation.weights import PauseMode, WeightSource
     from gymrl.rollout.progress import RolloutObserver
     from gymrl.scoring import ScoringWarning
     from gymrl.types import RowResult
@@ -239,6 +240,26 @@ class RolloutEngine:
         )
         async with contextlib.aclosing(stream) as groups:
             return sorted([group async for group in groups], key=lambda group: group.index)
+
+    async def update_weights(
+        self, source: WeightSource, version: str, pause: PauseMode = "keep"
+    ) -> None:
+        """Have the generator go on with new weights, also while streams run.
+
+        They are kept: a generator that dies comes back with them, not with those of its start. A
+        directory must stay, and tensors stay in memory, until the next update.
+
+        Args:
+            source: A directory that ``save_pretrained`` wrote, or tensors by name.
+            version: What :attr:`~gymrl.types.Trajectory` and records will call them.
+            pause: What becomes of generations in flight: ``keep``, ``wait`` or ``abort``.
+
+        Raises:
+            WeightUpdateError: They were not taken; the old ones serve on.
+            UnsupportedOptionError: The generator is somebody else's server.
+            RolloutStreamError: The generator is lost.
+        """
+        await self.fleet.update_weights(source, version, pause)
 
     async def health_check(self) -> None:
         """Ask every process whether it and its servers are well.

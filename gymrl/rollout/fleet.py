@@ -1,8 +1,8 @@
 """The processes behind an engine: one generator and the Gym workers, started and ended together.
 
 One that dies is started again, within a budget, while the others go on. A Gym worker gets its
-tokenizer and its servers anew; the generator its model and the port that it had, so that the
-address which agents know stays good.
+tokenizer and its servers anew; the generator its model, the weights that it was given last, and the
+port that it had, so that the address which agents know stays good.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import msgspec
 
 from gymrl.actors import RestartPolicy, SpawnOptions, spawn
 from gymrl.concurrency import close_within, deadline, gather_bounded
-from gymrl.errors import ActorError, DeadlineExceeded, GymrlError, ServerError
+from gymrl.errors import (
+    ActorDiedError,
+    ActorError,
+    DeadlineExceeded,
+    GymrlError,
+    ServerError,
+    UnsupportedOptionError,
+)
 from gymrl.gym.shards import PlannedShard, Shard, ShardSet, plan_shards
 from gymrl.rollout.instance import Instance
 from gymrl.rollout.restarts import Restarts
@@ -24,6 +31,7 @@ from gymrl.rollout.restarts import Restarts
 if TYPE_CHECKING:
     from gymrl.actors import Actor, ActorHandle
     from gymrl.config import GenerationConfig, GymConfig, RolloutConfig
+    from gymrl.generation.weights import PauseMode, WeightSource
 
 # No shard can be called so: its name would be refused.
 GENERATION = "the generator"
@@ -60,6 +68,8 @@ class Fleet:
         self._policy = policy or RestartPolicy(restarts=config.worker_restarts)
         self._instances: dict[str, Instance] = {}
         self._generation_config: GenerationConfig | None = config.generation
+        self._weights: tuple[WeightSource, str] | None = None
+        self._updating = anyio.Lock()
         self._waiting: set[str] = set()
         self._shards: ShardSet[Instance] | None = None
         self._max_model_len: int | None = None
@@ -177,6 +187,8 @@ class Fleet:
         return await self._spawn(GENERATION, actor, self._generation_config)
 
     async def _start_generator(self, worker: ActorHandle) -> Any:
+        if self._weights is not None:
+            await _asked(GENERATION, worker, "update_weights", *self._weights)
         endpoint = await _asked(GENERATION, worker, "start")
         self._max_model_len = endpoint.max_model_len
         if self._generation_config is not None:
@@ -219,12 +231,37 @@ class Fleet:
 
         await gather_bounded(check, list(self._instances))
 
+    async def update_weights(
+        self, source: WeightSource, version: str, pause: PauseMode = "keep"
+    ) -> None:
+        """Hand new weights to the generator; see :meth:`RolloutEngine.update_weights`."""
+        generator = self._instances.get(GENERATION)
+        if generator is None:
+            raise UnsupportedOptionError(
+                "update_weights: the generator is somebody else's server (gym.base_urls); "
+                "update it there",
+                setting="generation",
+            )
+        async with self._updating:
+            former, self._weights = self._weights, (source, version)
+            try:
+                while True:
+                    try:
+                        await generator.call("update_weights", source, version, pause)
+                    except ActorDiedError:
+                        continue  # the next one starts with them, and is asked to make sure
+                    return
+            except BaseException:
+                self._weights = former
+                raise
+
     async def close(self) -> None:
         """End every process: the Gym workers, then the generator they call. Safe to call twice.
 
         It is shielded from cancellation and bounded; what goes wrong is logged.
         """
         instances, self._instances, self._shards = self._instances, {}, None
+        self._weights = None
         generator = instances.pop(GENERATION, None)
 
         async def close_one(instance: Instance) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gymrl.config import RolloutConfig, SamplingParams
+    from gymrl.generation.weights import PauseMode, WeightSource
     from gymrl.rollout.engine import RolloutStream
     from gymrl.rollout.progress import Progress
 
@@ -170,6 +171,11 @@ class SyncRolloutEngine:
             rows, num_generations=num_generations, sampling=sampling, training=training
         )
         return sorted(groups, key=lambda group: group.index)
+
+    def update_weights(self, source: WeightSource, version: str, pause: PauseMode = "keep") -> None:
+        """See :meth:`RolloutEngine.update_weights`."""
+        self._require_open()
+        self._portal.call(self._engine.update_weights, source, version, pause)
 
     def health_check(self) -> None:
         """See :meth:`RolloutEngine.health_check`."""

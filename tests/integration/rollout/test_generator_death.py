@@ -8,7 +8,13 @@ import pytest
 
 from gymrl.benchmark import load_benchmark
 from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, SamplingParams
-from gymrl.errors import ActorDiedError, RolloutStreamError
+from gymrl.errors import (
+    ActorDiedError,
+    RolloutStreamError,
+    UnsupportedOptionError,
+    WeightUpdateError,
+)
+from gymrl.generation.weights import DirectoryWeights
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.rollout.fleet import Fleet
 from gymrl.testing.models import build_tiny_model
@@ -70,14 +76,14 @@ def make_fakes(make_engine):
 async def test_a_new_generator_is_asked_for_the_port_of_the_old_one(make_fakes, row):
     async with make_fakes() as engine:
         generator = engine.fleet.instances[-1]
-        assert generator.endpoint.model == "port 0"
+        assert generator.endpoint.model == "port 0, weights 0"
         died = anyio.Event()
         generator.when_dead(died.set)
         generator.kill()
         with anyio.fail_after(30):
             await died.wait()
             await generator.current()
-        assert generator.endpoint.model == "port 4321"
+        assert generator.endpoint.model == "port 4321, weights 0"
         assert generator.endpoint.base_url == "http://127.0.0.1:4321/v1"
         assert len(await engine.run([row()])) == 1
 
@@ -105,3 +111,44 @@ async def test_without_restarts_the_generators_death_ends_the_run(make_fakes, ro
             await engine.run([row()])
         with pytest.raises(RolloutStreamError, match="the generator"):
             await engine.health_check()
+
+
+STEP_7 = DirectoryWeights(path="step_7")
+
+
+async def test_a_generator_comes_back_with_the_weights_that_it_was_given_last(make_fakes):
+    async with make_fakes() as engine:
+        generator = engine.fleet.instances[-1]
+        await engine.update_weights(STEP_7, "7")
+        assert await generator.call("weight_version") == "7"
+        with pytest.raises(WeightUpdateError, match="not these"):
+            await engine.update_weights(STEP_7, "bad")
+        died = anyio.Event()
+        generator.when_dead(died.set)
+        generator.kill()
+        with anyio.fail_after(30):
+            await died.wait()
+            assert await generator.call("weight_version") == "7"
+        assert generator.endpoint.model == "port 4321, weights 7"
+
+
+async def test_weights_that_arrive_while_the_generator_is_away_are_taken(make_fakes):
+    async with make_fakes() as engine:
+        generator = engine.fleet.instances[-1]
+        generator.kill()
+        with anyio.fail_after(30):
+            await engine.update_weights(STEP_7, "7")
+            assert await generator.call("weight_version") == "7"
+
+
+async def test_weights_that_kill_every_generator_end_in_an_error(make_fakes):
+    async with make_fakes(worker_restarts=1) as engine:
+        with anyio.fail_after(30):
+            with pytest.raises(RolloutStreamError, match="instance 'the generator' failed"):
+                await engine.update_weights(STEP_7, "deadly")
+
+
+async def test_the_weights_of_somebody_elses_server_are_not_ours(make_engine):
+    async with make_engine() as engine:
+        with pytest.raises(UnsupportedOptionError, match=r"gym\.base_urls"):
+            await engine.update_weights(STEP_7, "7")

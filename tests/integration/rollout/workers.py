@@ -13,7 +13,8 @@ import numpy as np
 
 from gymrl.actors import Actor
 from gymrl.config import GenerationConfig, GymConfig
-from gymrl.errors import ServerDiedError
+from gymrl.errors import ServerDiedError, WeightUpdateError
+from gymrl.generation.weights import PauseMode, WeightSource
 from gymrl.types import Failure, FailureKind, Reward, Row, RowResult, Trajectory, Turn
 
 
@@ -146,8 +147,23 @@ class FakeGeneration(Actor):
 
 
 class PortedGeneration(FakeGeneration):
-    """Says in the model's name which port it was to take."""
+    """Says in the model's name which port it was to take, and which weights it started with."""
+
+    version = "0"
 
     async def start(self) -> GenerationEndpoint:
         asked = self.config.port
-        return GenerationEndpoint(f"http://127.0.0.1:{asked or 4321}/v1", f"port {asked}", 64)
+        model = f"port {asked}, weights {self.version}"
+        return GenerationEndpoint(f"http://127.0.0.1:{asked or 4321}/v1", model, 64)
+
+    async def update_weights(
+        self, source: WeightSource, version: str, pause: PauseMode = "keep"
+    ) -> None:
+        if version == "bad":
+            raise WeightUpdateError("not these", version=version, serving=self.version)
+        if version == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.version = version
+
+    async def weight_version(self) -> str:
+        return self.version
