@@ -347,7 +347,20 @@ def _parts(node: Any, place: str) -> list[tuple[Any, str]]:
 
 def holds_bytes(hint: Any) -> bool:
     """Whether a declared ``bytes`` is anywhere inside a type."""
-    pending = [msgspec.inspect.type_info(hint)]
+    return _holds_bytes(msgspec.inspect.type_info(hint))
+
+
+def fields_with_bytes(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a struct whose types hold a declared ``bytes``; all, where types are unknown."""
+    try:
+        info: Any = msgspec.inspect.type_info(struct)
+    except (TypeError, NameError):  # it can be encoded all the same
+        return struct.__struct_fields__
+    return tuple(field.name for field in info.fields if _holds_bytes(field.type))
+
+
+def _holds_bytes(info: Any) -> bool:
+    pending = [info]
     seen: set[Any] = set()
     while pending:
         node = pending.pop()

@@ -16,7 +16,7 @@ import copy
 import itertools
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from gymrl.actors.codec import (
     aligned,
     raw_bytes,
 )
+from gymrl.actors.contract import fields_with_bytes
 from gymrl.actors.messages import Message
 from gymrl.errors import EncodeError, FrameTooLargeError, ProtocolError, TornFrameError
 
@@ -65,6 +66,7 @@ class LargeBytes:
     def __init__(self) -> None:
         self._secret = os.urandom(16)
         self._numbers = itertools.count()
+        self._fields: dict[type, tuple[str, ...]] = {}
 
     def lift(self, value: Any, taken: dict[bytes, bytes]) -> Any:
         """`value` with marks for its large bytes; `value` itself when it has none."""
@@ -90,8 +92,11 @@ class LargeBytes:
         return value
 
     def _lift_fields(self, value: msgspec.Struct, taken: dict[bytes, bytes]) -> msgspec.Struct:
+        names = self._fields.get(type(value))
+        if names is None:
+            names = self._fields[type(value)] = fields_with_bytes(type(value))
         changed: msgspec.Struct | None = None
-        for name in value.__struct_fields__:
+        for name in names:
             old = getattr(value, name)
             new = self.lift(old, taken)
             if new is not old:
@@ -174,6 +179,8 @@ class FrameWriter:
         try:
             self._encode_head(head, out, -1)
             head_end = len(out)
+            if head_end - start > _MAX_HEAD:
+                _refuse_head(head_end - start)
             taken: dict[bytes, bytes] | None = None
             if value is not ABSENT:
                 if with_bytes:
@@ -271,6 +278,15 @@ class FrameWriter:
         head = head_end - start - HEADER.size
         HEADER.pack_into(out, start, MAGIC, SEGMENT, head, payload, region)
         return True
+
+
+def _refuse_head(size: int) -> NoReturn:
+    raise FrameTooLargeError(
+        f"a message without its payload takes {size} bytes, over the limit of {_MAX_HEAD}; names "
+        "of methods, classes and files are meant to be short",
+        size=size,
+        limit=_MAX_HEAD,
+    )
 
 
 def _frame_size(head: int, payload: int, region: int) -> int:

@@ -112,6 +112,31 @@ def test_large_bytes_are_lifted_out_and_arrive_in_place():
     assert value[0].data is large
 
 
+class Inner(msgspec.Struct):
+    """Bytes beside what holds none."""
+
+    text: str
+    data: bytes
+
+
+class Outer(msgspec.Struct):
+    """Holds bytes two levels down, beside a free field that holds some by chance."""
+
+    inner: tuple[Inner | None, ...]
+    free: dict[str, Any]
+
+
+def test_large_bytes_are_lifted_where_an_annotation_declares_them_and_nowhere_else():
+    blob = b"x" * LARGE_BYTES
+    value = Outer((None, Inner("t", blob)), {"by chance": blob})
+    taken: dict[bytes, bytes] = {}
+    lifted = LargeBytes().lift(value, taken)
+    assert list(taken.values()) == [blob]
+    assert lifted.free == {"by chance": blob}
+    assert lifted.inner[1].data in taken
+    assert value.inner[1].data is blob
+
+
 def test_lifting_leaves_values_without_large_bytes_alone():
     value = [Body(b"x"), {"a": (1, 2)}, list(range(10))]
     taken: dict[bytes, bytes] = {}
@@ -227,3 +252,13 @@ def test_every_message_survives_its_encoding():
     receiver.feed(b"".join(writer.take()))
     assert [head for head, _ in receiver.received] == samples
     assert len({type(sample) for sample in samples}) == len(messages.Message.__args__)
+
+
+def test_a_message_whose_own_fields_are_too_long_is_refused_by_the_writer():
+    writer = FrameWriter(LIMIT)
+    with pytest.raises(FrameTooLargeError, match="without its payload"):
+        writer.write(messages.Start("m" * 70_000, "q", None, False, "n"))
+    writer.write(messages.Result(1), "kept")
+    receiver = Receiver()
+    receiver.feed(b"".join(writer.take()))
+    assert receiver.received == [(messages.Result(1), "kept")]
