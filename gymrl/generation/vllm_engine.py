@@ -155,7 +155,7 @@ class VllmEngine:
         """
         params = engine_sampling(sampling, budget=budget, end_ids=end_ids, in_parts=in_parts)
         prompt = tokens_input(list(prompt_ids))
-        answers = self._engine.generate(prompt, params, uuid.uuid4().hex)
+        answers = self._open().generate(prompt, params, uuid.uuid4().hex)
         try:
             async with closing_stream(answers):
                 async for answer in answers:
@@ -165,11 +165,11 @@ class VllmEngine:
 
     async def pause(self, mode: str) -> None:
         """Stop sampling and empty the caches; what is in flight fares as `mode` says."""
-        await self._asked(self._engine.pause_generation(mode=mode, clear_cache=True))
+        await self._asked(self._open().pause_generation(mode=mode, clear_cache=True))
 
     async def resume(self) -> None:
         """Sample again."""
-        await self._asked(self._engine.resume_generation())
+        await self._asked(self._open().resume_generation())
 
     async def load_weights(self, directory: str, version: str) -> list[str]:
         """Have every worker load a checkpoint, and name it when all did; only while paused.
@@ -178,12 +178,17 @@ class VllmEngine:
             What went wrong, by worker; empty when nothing did.
         """
         answers = await self._asked(
-            self._engine.collective_rpc("gymrl_load_weights", args=(directory,))
+            self._open().collective_rpc("gymrl_load_weights", args=(directory,))
         )
         faults = [answer for answer in answers if answer is not None]
         if not faults:
-            await self._asked(self._engine.update_weight_version(version))
+            await self._asked(self._open().update_weight_version(version))
         return faults
+
+    def _open(self) -> Any:
+        if self._engine is None:
+            raise GenerationError(f"vLLM's engine of {self._model} is closed")
+        return self._engine
 
     async def shut_down(self) -> None:
         """End the engine's process; calls still in flight get no more answers."""

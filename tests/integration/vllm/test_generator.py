@@ -5,10 +5,15 @@ import pytest
 
 from gymrl.concurrency import gather_bounded
 from gymrl.config import SamplingParams
-from gymrl.errors import ContextOverflowError, GenerationError, GenerationRequestError
+from gymrl.errors import (
+    ContextOverflowError,
+    GenerationError,
+    GenerationRequestError,
+    WeightUpdateError,
+)
 from gymrl.generation.base import Generator, WeightSpan
 from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
-from gymrl.generation.weights import UpdatableGenerator
+from gymrl.generation.weights import DirectoryWeights, UpdatableGenerator
 from tests.integration.vllm.engines import PROMPT, engine_config, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -84,10 +89,11 @@ async def test_calls_without_a_seed_differ(generator):
     assert once.token_ids != again.token_ids
 
 
-async def test_the_budget_ends_at_the_context(generator):
-    prompt = [7] * 500
+@pytest.mark.parametrize("room", [12, 1])
+async def test_the_budget_ends_at_the_context(generator, room):
+    prompt = [7] * (512 - room)
     result = await generator.generate(prompt, SamplingParams(max_tokens=400, ignore_eos=True))
-    assert len(result.token_ids) == 12
+    assert len(result.token_ids) == room
     assert result.finish_reason == "length"
 
 
@@ -233,6 +239,8 @@ async def test_a_second_engine_beside_it_gives_raw_log_probabilities_and_closes_
     assert results[0].finish_reason == "abort"
     assert 0 < len(results[0].token_ids) < 500
     assert not other.is_running
+    with pytest.raises(WeightUpdateError, match="closed"):
+        await other.update_weights(DirectoryWeights(path=models.second), "1")
     with pytest.raises(GenerationError, match="closed"):
         await other.generate(PROMPT, SamplingParams())
     # The first engine never noticed.

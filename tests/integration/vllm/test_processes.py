@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import psutil
 import pytest
+import pytest_asyncio
 
 import gymrl
 from gymrl.concurrency import gather_bounded
@@ -19,7 +20,7 @@ from gymrl.generation.service import GenerationService
 from gymrl.generation.weights import DirectoryWeights, TensorWeights
 from tests.integration.vllm.engines import PROMPT, engine_config
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 
 def engine_of(process: int) -> psutil.Process:
@@ -80,10 +81,10 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_ends_when_its_process_is_killed(models):
-    """vllm-project/vllm#55510: the engine lived on, with another parent."""
+def engine_after_its_parent(model: str) -> psutil.Process:
+    """The engine of a process that loaded it and was then killed; it has ten seconds to end."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, models.first],
+        [sys.executable, "-c", ORPHAN, model],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": os.getcwd()},
@@ -93,8 +94,14 @@ def test_an_engine_ends_when_its_process_is_killed(models):
         engine = engine_of(parent.pid)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        gone, _ = psutil.wait_procs([engine], timeout=10)
-        assert gone == [engine]
+        psutil.wait_procs([engine], timeout=10)
+        return engine
+
+
+async def test_an_engine_ends_when_its_process_is_killed(models):
+    """vllm-project/vllm#55510: the engine lived on, with another parent."""
+    engine = await anyio.to_thread.run_sync(engine_after_its_parent, models.first)
+    assert not engine.is_running()
 
 
 async def ask_over_http(base_url: str, sampling: dict) -> dict:
@@ -112,70 +119,85 @@ async def ask_over_http(base_url: str, sampling: dict) -> dict:
             return answer
 
 
-async def test_workers_side_by_side_serve_a_model_over_http_and_take_new_weights(
-    models, first, second
-):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def workers(models):
+    """Two workers with an engine each; the second one's was only just begun to be loaded."""
     config = engine_config(models.first)
+    deferred = engine_config(models.first, defer_loading=True)
     async with (
         gymrl.spawn(GenerationService, config=config) as one,
-        gymrl.spawn(GenerationService, config=config) as two,
+        gymrl.spawn(GenerationService, config=deferred) as two,
     ):
-        endpoints = await gather_bounded(lambda worker: worker.call("start"), [one, two])
-        assert [endpoint.max_model_len for endpoint in endpoints] == [512, 512]
-        await one.call("health_check")
-        sampling = {"max_tokens": 24, "seed": 3, "temperature": 1.0}
-        answers = await gather_bounded(
-            lambda endpoint: ask_over_http(endpoint.base_url, sampling), endpoints
-        )
-        choices = [answer["choices"][0] for answer in answers]
-        assert choices[0]["token_ids"] == choices[1]["token_ids"]
-
-        # One of them gets the other model, as tensors through shared memory.
-        weights = TensorWeights.of(second.model.state_dict())
-        await one.call("update_weights", source=weights, version="9")
-        assert await one.call("weight_version") == "9"
-        changed = (await ask_over_http(endpoints[0].base_url, sampling))["choices"][0]
-        same = (await ask_over_http(endpoints[1].base_url, sampling))["choices"][0]
-        assert same["token_ids"] == choices[1]["token_ids"]
-        assert changed["token_ids"] != same["token_ids"]
+        yield one, two
 
 
-async def test_the_url_is_given_out_before_the_model_is_there(models):
-    config = engine_config(models.first, defer_loading=True)
-    async with gymrl.spawn(GenerationService, config=config) as worker:
-        endpoint = await worker.call("start")
-        assert endpoint.max_model_len == 512
-        root = endpoint.base_url.removesuffix("/v1")
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"{root}/health") as response:
-                assert response.status == 503
-                assert "still being loaded" in await response.text()
-            async with session.post(
-                f"{endpoint.base_url}/chat/completions",
-                json={"model": "policy", "messages": [{"role": "user", "content": "hello"}]},
-            ) as response:
-                assert response.status == 503
-            await worker.call("health_check")
-            await worker.call("wait_ready")
-            async with session.get(f"{root}/health") as response:
-                assert response.status == 200
-        answer = await ask_over_http(endpoint.base_url, {"max_tokens": 4})
-        assert answer["choices"][0]["token_ids"]
+async def test_the_url_is_given_out_before_the_model_is_there(workers):
+    _, deferred = workers
+    endpoint = await deferred.call("start")
+    assert endpoint.max_model_len == 512
+    root = endpoint.base_url.removesuffix("/v1")
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{root}/health") as response:
+            assert response.status == 503
+            assert "still being loaded" in await response.text()
+        async with session.post(
+            f"{endpoint.base_url}/chat/completions",
+            json={"model": "policy", "messages": [{"role": "user", "content": "hello"}]},
+        ) as response:
+            assert response.status == 503
+        await deferred.call("health_check")
+        await deferred.call("wait_ready")
+        async with session.get(f"{root}/health") as response:
+            assert response.status == 200
+    answer = await ask_over_http(endpoint.base_url, {"max_tokens": 4})
+    assert answer["choices"][0]["token_ids"]
+    connections = engine_of(deferred.pid).net_connections("tcp")
+    listening = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    # Or the port would outlive the worker.
+    assert int(root.rpartition(":")[2]) not in listening
 
-        # An engine that dies later is no longer healthy.
-        engine = engine_of(worker.pid)
-        port = int(root.rpartition(":")[2])
-        listening = [c.laddr.port for c in engine.net_connections("tcp") if c.status == "LISTEN"]
-        assert port not in listening  # or the port would outlive the worker
-        engine.kill()
 
-        async def watch() -> None:
-            while True:
-                await worker.call("health_check")
-                await anyio.sleep(0.05)
+async def test_workers_side_by_side_serve_the_same_model_until_one_gets_new_weights(
+    workers, second
+):
+    one, two = workers
+    endpoints = await gather_bounded(lambda worker: worker.call("start"), [one, two])
+    await two.call("wait_ready")
+    sampling = {"max_tokens": 24, "seed": 3, "temperature": 1.0}
+    answers = await gather_bounded(
+        lambda endpoint: ask_over_http(endpoint.base_url, sampling), endpoints
+    )
+    before = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert before[0] == before[1]
 
-        with anyio.fail_after(30), pytest.raises(GenerationError, match="has ended"):
-            await watch()
+    # As tensors, through the handle.
+    weights = TensorWeights.of(second.model.state_dict())
+    await one.call("update_weights", source=weights, version="9")
+    assert await one.call("weight_version") == "9"
+    answers = await gather_bounded(
+        lambda endpoint: ask_over_http(endpoint.base_url, sampling), endpoints
+    )
+    after = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert after[1] == before[1]
+    assert after[0] != before[0]
+
+
+async def test_a_worker_whose_engine_died_is_not_healthy(workers):
+    _, doomed = workers
+    await doomed.call("wait_ready")
+    engine_of(doomed.pid).kill()
+
+    async def watch() -> None:
+        while True:
+            await doomed.call("health_check")
+            await anyio.sleep(0.05)
+
+    with anyio.fail_after(30), pytest.raises(GenerationError, match="has ended"):
+        await watch()
+    endpoint = await doomed.call("start")
+    async with aiohttp.ClientSession() as session:
+        async with session.get(endpoint.base_url.replace("/v1", "/health")) as response:
+            assert response.status == 503
 
 
 async def test_a_model_that_vllm_cannot_run_is_refused_with_its_name(tmp_path):
