@@ -104,7 +104,9 @@ def build_word_model(directory: str | Path, *, seed: int = 0, layers: int = 2) -
 
 def _build_tokenizer() -> Any:
     words = [*_SPECIAL, "user", "assistant", "system", "say", "the", "word", ":", ".", *WORDS]
-    model = models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")  # noqa: S106  # a token of a text, not a secret
+    model = models.WordLevel(
+        {word: i for i, word in enumerate(words)}, unk_token="<unk>"
+    )  # a token of a text, not a secret
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = transformers.PreTrainedTokenizerFast(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +30,8 @@ def whole_parameters(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.T
     kept: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, value in _entries(model):
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            # DTensor has it; its module takes seconds to import where nothing is sharded.
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             if keep:
                 kept[name] = whole.detach().to("cpu", copy=True).contiguous()
     return kept

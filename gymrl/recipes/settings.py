@@ -1,0 +1,161 @@
+"""What a run of the reference trainer may be told, and its tasks."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from gymrl.benchmark import load_benchmark
+from gymrl.config import (
+    Config,
+    GenerationConfig,
+    GymConfig,
+    RolloutConfig,
+    SamplingParams,
+    read_mapping,
+    require,
+)
+from gymrl.recipes.loss import Advantage, LossSettings
+from gymrl.recipes.say_word import say_word_rows, say_word_servers
+from gymrl.torchrun import PerNode, TorchrunConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that decides a run.
+
+    Attributes:
+        output: Directory of checkpoints and metrics; a run that finds a checkpoint goes on from it.
+        benchmark: ``say_word``, or what :func:`gymrl.load_benchmark` knows.
+        num_tasks: Tasks of the benchmark.
+        model: A directory or hub id; None: an untrained model that knows the words of `say_word`.
+        backend: What generates.
+        steps: Of the run.
+        prompts_per_step: Groups of all ranks in a step.
+        num_generations: Attempts at each prompt.
+        updates_per_step: Optimizer steps over each step's samples.
+        learning_rate: Of AdamW, without decay.
+        max_grad_norm: Gradients are scaled down to it.
+        advantage: See :func:`~gymrl.recipes.loss.group_advantages`.
+        loss: See :class:`~gymrl.recipes.loss.LossSettings`.
+        kl_coefficient: Of the divergence from the first model; 0 keeps no copy of it.
+        max_staleness: Weight updates that generation may be behind; 0 is synchronous.
+        micro_batch_tokens: Tokens of one forward pass, padding counted.
+        parallel: How several ranks hold the model: ``ddp`` whole, ``fsdp2`` sharded.
+        sampling: Of training; `max_tokens` matters most.
+        validation_sampling: Of validation.
+        validate_every: Steps; 0 never.
+        validation_prompts: Groups of a validation, one attempt each.
+        checkpoint_every: Steps; 0 never.
+        seed: Of the untrained model, the data's order and all sampling.
+        per_node: Workers of each node.
+        in_process: Everything in this process, so that breakpoints stop; one rank.
+        tensorboard: Write its events.
+    """
+
+    output: str = "runs/grpo"
+    benchmark: str = "say_word"
+    num_tasks: int = 64
+    model: str | None = None
+    backend: Literal["transformers", "vllm"] = "transformers"
+    steps: int = 30
+    prompts_per_step: int = 8
+    num_generations: int = 16
+    updates_per_step: int = 2
+    learning_rate: float = 2e-3
+    max_grad_norm: float = 1.0
+    advantage: Advantage = "standardised"
+    loss: LossSettings = LossSettings()
+    kl_coefficient: float = 0.0
+    max_staleness: int = 0
+    micro_batch_tokens: int = 4096
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    sampling: SamplingParams = SamplingParams(max_tokens=4)
+    validation_sampling: SamplingParams = SamplingParams(max_tokens=4, temperature=0.5)
+    validate_every: int = 10
+    validation_prompts: int = 8
+    checkpoint_every: int = 10
+    seed: int = 0
+    per_node: PerNode = PerNode()
+    in_process: bool = False
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.steps > 0, "steps", self.steps, "must be positive")
+        require(
+            self.num_generations > 1,
+            "num_generations",
+            self.num_generations,
+            "a group of one has nothing to compare with; use 2 or more",
+        )
+        require(
+            self.model is not None or self.benchmark == "say_word",
+            "model",
+            self.model,
+            f"name one for the benchmark {self.benchmark!r}",
+        )
+
+
+def rollout_config(config: GrpoConfig, model: str) -> tuple[TorchrunConfig, list[dict[str, Any]]]:
+    """The rollouts of a run, and its tasks."""
+    if config.benchmark == "say_word":
+        rows, servers = say_word_rows(), say_word_servers()
+    else:
+        benchmark = load_benchmark(config.benchmark, num_tasks=config.num_tasks, seed=config.seed)
+        rows, servers = list(benchmark.rows), benchmark.servers
+    samples = config.prompts_per_step * config.num_generations
+    rollout = RolloutConfig(
+        generation=GenerationConfig(
+            model=model, backend=config.backend, max_batch_size=min(256, samples), num_threads=1
+        ),
+        gym=GymConfig(servers=servers, decode_text=False),
+        sampling=config.sampling,
+        failure_policy="mask",
+        seed=config.seed,
+        in_process=config.in_process,
+    )
+    return TorchrunConfig(rollout=rollout, per_node=config.per_node), rows
+
+
+def validation_rows(config: GrpoConfig) -> list[dict[str, Any]]:
+    """Tasks of the validation; for a generated benchmark none that is trained on."""
+    count = config.validation_prompts
+    if config.benchmark == "say_word":
+        rows = say_word_rows()
+        return [rows[index % len(rows)] for index in range(count)]
+    # Another seed, other tasks.
+    seed = config.seed + 1_000_003
+    return list(load_benchmark(config.benchmark, num_tasks=count, seed=seed).rows)
+
+
+def read_config(arguments: Sequence[str]) -> tuple[GrpoConfig, bool]:
+    """The run that a command line asks for, and whether to show it live."""
+    parser = argparse.ArgumentParser(prog="gymrl.recipes.grpo", description=__doc__)
+    parser.add_argument("file", nargs="?", help="YAML, TOML or JSON with fields of GrpoConfig")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a field, over what the file says; a dot goes into a block (sampling.max_tokens=8)",
+    )
+    parser.add_argument("--in-process", action="store_true", help="everything in this process")
+    parser.add_argument("--live", action="store_true", help="show a table, and draw the rewards")
+    given = parser.parse_args(arguments)
+    values = read_mapping(given.file) if given.file else {}
+    for assignment in given.set:
+        name, separator, text = assignment.partition("=")
+        if not separator:
+            parser.error(f"--set {assignment}: write NAME=VALUE")
+        block = values
+        *blocks, field = name.split(".")
+        for part in blocks:
+            block = block.setdefault(part, {})
+        block[field] = yaml.safe_load(text)
+    if given.in_process:
+        values["in_process"] = True
+    return GrpoConfig.from_dict(values), given.live
