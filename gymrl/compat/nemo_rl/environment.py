@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gymrl.config import RolloutConfig
     from gymrl.gym.shards import ShardSet
     from gymrl.rollout.instance import Instance
-    from gymrl.rollout.instance import Instance
     from gymrl.scoring import ScoringConfig
 
 
