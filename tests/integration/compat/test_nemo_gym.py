@@ -238,6 +238,37 @@ async def test_a_blocking_rollout_is_refused_where_a_loop_runs():
             )
 
 
+async def test_blocking_rollouts_one_after_the_other_and_side_by_side_share_the_environment():
+    """Connections belong to a loop that outlives the calls."""
+    async with spun_up() as (environment, server):
+
+        def once():
+            return (
+                run_nemo_gym_rollout_sync(
+                    Policy(),
+                    {"extra_env_info": [row(), row()]},
+                    Letters(),
+                    {"nemo_gym": environment},
+                    SAMPLING,
+                    False,
+                    num_generations_per_prompt=2,
+                )
+                .final_batch["total_reward"]
+                .tolist()
+            )
+
+        found = [await anyio.to_thread.run_sync(once) for _ in range(2)]
+
+        async def keep():
+            found.append(await anyio.to_thread.run_sync(once))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(keep)
+        assert found == [[1.0, 1.0]] * 5
+        assert server.requests.total() == 10
+
+
 async def test_workers_of_their_own_and_a_tokenizer_that_is_installed_once():
     tokenizer = build_tiny_tokenizer()
     text = tokenizer.encode("hello", add_special_tokens=False)
