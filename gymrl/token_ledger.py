@@ -228,13 +228,18 @@ class Chain(msgspec.Struct, frozen=True):
     num_shared: int = 0
 
 
-def read_chains(reader: LedgerReader) -> list[Chain]:
+def read_chains(reader: LedgerReader, known: Int32Array | None = None) -> list[Chain]:
     """Every chain of a frame; the first is the main conversation.
 
     A chain ends in a call that no other extends, and holds every call on the way there. Calls that
     sampled nothing are left out. The main chain is the one with the most calls; of several such the
     one whose last call began first. The others follow by the same order, each with the number of
     its first calls that an earlier chain has, so that every sampled token has one owner.
+
+    Args:
+        reader: Of the frame.
+        known: Where the main conversation is known from elsewhere, its tokens: a chain that ends
+            with just these comes first.
     """
     calls = reader.frame.calls
     extended = [reader.extended(place) for place in range(len(calls))]
@@ -251,7 +256,12 @@ def read_chains(reader: LedgerReader) -> list[Chain]:
             paths.add(tuple(path[::-1]))
     # An end that sampled nothing may leave the beginning of another path.
     whole = _without_beginnings(paths)
-    ordered = sorted(whole, key=lambda path: (-len(path), calls[path[-1]].number))
+
+    def rank(path: tuple[int, ...]) -> tuple[bool, int, int]:
+        is_known = known is not None and np.array_equal(reader.token_ids(path[-1]), known)
+        return not is_known, -len(path), calls[path[-1]].number
+
+    ordered = sorted(whole, key=rank)
     owned: set[int] = set()
     chains = []
     for path_ in ordered:

@@ -43,7 +43,9 @@ class EpisodeTokens(msgspec.Struct, frozen=True, kw_only=True):
     weight_versions: tuple[WeightVersionSpan, ...] = ()
 
 
-def read_ledger(frame: LedgerFrame | None, options: EpisodeOptions) -> EpisodeTokens:
+def read_ledger(
+    frame: LedgerFrame | None, options: EpisodeOptions, known: Int32Array | None = None
+) -> EpisodeTokens:
     """The main conversation of a ledger, and what lies beside it.
 
     Notes: ``side_calls`` (calls outside the main chain), ``unmatched_calls`` (calls whose history
@@ -53,6 +55,7 @@ def read_ledger(frame: LedgerFrame | None, options: EpisodeOptions) -> EpisodeTo
     Args:
         frame: None: no call reached the server.
         options: Flags and side calls are made after them.
+        known: Tokens of the main conversation, where the agent's answer carries them.
 
     Returns:
         Without turns where nothing was sampled; the tokens are then the first call's prompt.
@@ -61,7 +64,7 @@ def read_ledger(frame: LedgerFrame | None, options: EpisodeOptions) -> EpisodeTo
         empty = np.empty(0, dtype=np.int32)
         return EpisodeTokens(token_ids=empty, logprobs=np.empty(0, dtype=np.float32), turns=())
     reader = LedgerReader(frame)
-    chains = read_chains(reader)
+    chains = read_chains(reader, known)
     calls = frame.calls
     counts = {
         "side_calls": sum(len(chain.places) - chain.num_shared for chain in chains[1:]),
@@ -142,7 +145,7 @@ def confirmed(
     Raises:
         LedgerMismatchError: They differ; names the turn, the field and the first place.
     """
-    told = read_ledger(frame, options)
+    told = read_ledger(frame, options, None if made.is_placeholder else made.token_ids)
     if not made.is_placeholder:
         _require_same(made, told)
     elif told.turns:

@@ -89,6 +89,20 @@ def test_side_calls_are_kept_as_trajectories_beside_the_main_one(source):
     assert trajectory.num_generated == 3
 
 
+def test_an_answer_that_carries_tokens_says_which_chain_is_the_main_one():
+    ledger = frame(
+        (-1, 0, [7], [8], {}),
+        (0, 2, [7, 8, 9], [6], {}),
+        (-1, 0, [1, 2], [3], {}),
+    )
+    alone = read({"reward": 0}, ledger, token_source="ledger")
+    assert alone.token_ids.tolist() == [7, 8, 9, 6]
+    carried = read(gym_answer([([1, 2], [3])]), ledger, token_source="both", side_calls="keep")
+    assert carried.token_ids.tolist() == [1, 2, 3]
+    assert carried.notes == {"side_calls": 2}
+    assert [side.token_ids.tolist() for side in carried.side_trajectories] == [[7, 8, 9, 6]]
+
+
 def test_a_kept_branch_shows_turns_of_the_main_chain_as_prompt():
     ledger = frame((-1, 0, [1], [2], {}), (0, 2, [1, 2, 3], [4], {}), (0, 2, [1, 2, 8], [9], {}))
     trajectory = read({"reward": 0}, ledger, token_source="ledger", side_calls="keep")
