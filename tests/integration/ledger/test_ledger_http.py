@@ -1,3 +1,4 @@
+import random
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -201,3 +202,27 @@ async def test_a_rollout_that_two_servers_served_is_refused(serve, chat):
             with pytest.raises(LedgerMismatchError, match="2 policy servers"):
                 async with ledgers.rollout("r") as ledger:
                     await ledger.take()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_is_sampled_a_plain_conversation_stays_one_chain(call, chat, seed):
+    """Ids at random, tags and turn markers among them, ended by a marker or cut by length."""
+    choose = random.Random(seed)
+    script = []
+    for _ in range(6):
+        ids = [choose.randrange(len(chat.tokenizer)) for _ in range(choose.randrange(1, 30))]
+        ids = [i for i in ids if i not in chat.end_ids]
+        script.append([*ids, 2] if choose.random() < 0.5 else [*ids, 9])
+    async with call(script) as (caller, generator):
+        messages = [USER]
+        for _ in script:
+            answer = await caller.chat(*messages, tools=[TOOL])
+            messages += [{**plain(answer), "content": answer["content"] or ""}, MORE]
+        frame = await caller.frame()
+    (chain,) = read_chains(LedgerReader(frame))
+    assert chain.places == tuple(range(len(script)))
+    whole = LedgerReader(frame).token_ids(chain.places[-1]).tolist()
+    for recorded, sampled in zip(generator.calls, script, strict=True):
+        sequence = [*recorded.prompt_ids, *sampled]
+        assert whole[: len(sequence)] == sequence
+    assert not any(one.is_unmatched for one in frame.calls)
