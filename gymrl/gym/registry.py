@@ -98,6 +98,7 @@ class RouteTable:
     def __init__(self, config: Mapping[str, Any], default_host: str = "127.0.0.1") -> None:
         self._instances = read_instances(config)
         self._default_host = default_host
+        self._run_urls: dict[str, str] = {}
         self.routes = tuple(sorted(name for name in self._instances if self._is_route(name)))
 
     def _is_route(self, name: str) -> bool:
@@ -150,6 +151,12 @@ class RouteTable:
             RowValueError: As :meth:`agent_of`; or several environment servers front the agent.
             ConfigError: The instance has no address.
         """
+        url = self._run_urls.get(route)
+        if url is None:
+            url = self._run_urls[route] = self._find_run_url(route)
+        return url
+
+    def _find_run_url(self, route: str) -> str:
         agent = self.agent_of(route)
         fronts = sorted(
             other.name
