@@ -276,16 +276,21 @@ class StoreLine:
             time.sleep(0.05)
         return self._cause
 
-    def acknowledge(self, seconds: float) -> None:
-        """After a failure: let the others read the cause before the store may go."""
+    def part(self, seconds: float) -> None:
+        """The last word: this rank needs the store no more.
+
+        The store lives in rank 0's process, which waits a while until everybody has read what is
+        there, the cause of a failure above all.
+        """
+        # Nothing can be told to a store that is gone, and nobody needs to be told.
         with contextlib.suppress(Exception):
-            self._quietly(lambda store: store.set(f"ack/{self._rank}", "1"))
+            self._quietly(lambda store: store.set(f"parted/{self._rank}", "1"))
             ends = time.monotonic() + seconds
-            keys = [f"ack/{rank}" for rank in range(self._size)]
+            keys = [f"parted/{rank}" for rank in range(self._size)]
             while self._rank == 0 and time.monotonic() < ends:
                 if self._quietly(lambda store: store.check(keys)):
                     return
-                time.sleep(0.05)
+                time.sleep(0.02)
 
     def _quietly(self, question: Callable[[Store], Any]) -> Any:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()

@@ -223,7 +223,7 @@ class Rollouts:
         world.barrier("the end of the workers", seconds, setting)
         self._close_node()
         self._world = None
-        world.close(has_failed=False)
+        world.close()
 
     def _fail(self, error: BaseException) -> None:
         """Tell the others, end what is here, and raise what came first if that is not `error`."""
@@ -236,7 +236,7 @@ class Rollouts:
             self._close_node()
         finally:
             self._world = None
-            world.close(has_failed=True)
+            world.close()
         if first is not error:
             raise first from first.__cause__
 

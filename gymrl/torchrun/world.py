@@ -33,6 +33,7 @@ _TCPStore: Any = vars(dist)["TCPStore"]  # torch exports it without a type
 
 LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES = 256
+_PART_TIMEOUT_S = 5.0
 
 
 class RankInfo(msgspec.Struct, frozen=True):
@@ -91,7 +92,7 @@ class LoneWorld:
         """`error` itself."""
         return error
 
-    def close(self, *, has_failed: bool) -> None:
+    def close(self) -> None:
         """Nothing to close."""
 
 
@@ -256,13 +257,9 @@ class GroupWorld:
             return cause.as_error()
         return error
 
-    def close(self, *, has_failed: bool) -> None:
-        """Leave the groups that were made here; after a failure at once, waking who waits in one.
-
-        An existing default group stays the caller's.
-        """
-        if has_failed:
-            self.line.acknowledge(seconds=5.0)
+    def close(self) -> None:
+        """Leave the groups that were made here. An existing default group stays the caller's."""
+        self.line.part(seconds=_PART_TIMEOUT_S)
         self.line.close()
         # A peer that is gone makes torch raise here what everyone knows by now.
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
