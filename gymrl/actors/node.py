@@ -80,7 +80,9 @@ class ActorServer:
         self._listener: socket.socket | None = None
 
     async def __aenter__(self) -> ActorServer:
-        self._listener = socket.create_server((self.host, self.port), backlog=_BACKLOG)
+        self._listener = socket.create_server(
+            (self.host, self.port), family=_family(self.host), backlog=_BACKLOG
+        )
         try:
             self._listener.setblocking(False)
             self.host, self.port = self._listener.getsockname()[:2]
@@ -165,6 +167,10 @@ class ActorServer:
             self._refusals.note(f"refuses {peer}: {_MAX_SESSIONS} peers are connected")
             return False
         return True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class _Refusals:
@@ -298,7 +304,7 @@ class NodeHandle(ActorHandle):
         check_secret(secret)
         host, port = self._address
         seconds = self._options.handshake_timeout_s
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        sock = socket.socket(_family(host))
         sock.setblocking(False)
         what = f"the connection to {self.name}"
         try:

@@ -16,8 +16,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import numpy as np
 import numpy.typing as npt
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from gymrl.actors import Actor
 
@@ -148,6 +151,15 @@ def long_chain(length: int) -> Exception:
     return error
 
 
+def http_error() -> Exception:
+    url = URL("http://env.example/run")
+    request = aiohttp.RequestInfo(url, "POST", CIMultiDictProxy(CIMultiDict(a="b")), url)
+    headers = CIMultiDictProxy(CIMultiDict({"Retry-After": "3"}))
+    return aiohttp.ClientResponseError(
+        request, (), status=503, message="Service Unavailable", headers=headers
+    )
+
+
 ERRORS: dict[str, Any] = {
     "own_base": lambda: OwnBase("below Exception"),
     "odd": lambda: Odd(1, 2),
@@ -167,6 +179,7 @@ ERRORS: dict[str, Any] = {
     "class_from_exec": lambda: type("Ünmöglich\n", (Exception,), {"__module__": None})("odd name"),
     "huge_errno": lambda: OSError(-(2**63) - 1, "", ""),
     "null_byte": lambda: ValueError("a\0b\ud800c"),
+    "http": http_error,
 }
 
 
@@ -197,6 +210,9 @@ class Raiser(Actor):
         if row == 57:
             raise KeyError("x")
         return row
+
+    async def any(self, value: Any) -> Any:
+        return value
 
     async def fine(self) -> str:
         return "fine"

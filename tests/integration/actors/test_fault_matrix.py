@@ -1,6 +1,6 @@
 """Signals to workers and to drivers in every phase of life: typed ends, nothing left."""
 
-# ruff: noqa: ASYNC220, PERF401
+# ruff: noqa: ASYNC220, PERF401, PT012
 from __future__ import annotations
 
 import contextlib
@@ -270,3 +270,16 @@ async def test_daemons_of_a_worker_end_when_its_driver_is_killed():
         driver.wait()
         driver.stdout.close()
     assert await all_end(pids, 8)
+
+
+@pytest.mark.parametrize("newline", [True, False])
+async def test_a_flood_with_or_without_lines_is_bounded_also_in_the_error_of_a_death(newline):
+    async with spawn(Stuck) as stuck:
+        before = psutil.Process().memory_info().rss
+        with anyio.fail_after(40):
+            assert await stuck.call("flood", 60, newline) == 60
+            with pytest.raises(ActorDiedError) as died:
+                os.kill(stuck.pid, signal.SIGKILL)
+                await stuck.call("flood", 1, newline)
+        assert psutil.Process().memory_info().rss - before < 48 << 20
+        assert 0 < len(died.value.stderr) < 100_000

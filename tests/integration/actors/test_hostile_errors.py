@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import anyio
 import pytest
 
 from gymrl.actors import SpawnOptions, spawn
-from gymrl.errors import ActorError, RemoteError
+from gymrl.errors import ActorError, EncodeError, RemoteError
 from tests.integration.actors.faulty_actors import ERRORS, BadEnd, Raiser
 from tests.integration.actors.watching import is_running, until
 
@@ -51,6 +52,25 @@ async def test_every_hostile_error_arrives_typed_from_calls_and_streams(in_proce
                         items.append(item)
                 assert items == [1]
                 assert type(caught.value) is expected, kind
+        assert await raiser.call("fine") == "fine"
+
+
+async def test_an_http_error_with_unpicklable_parts_arrives_with_its_status():
+    # NVIDIA-NeMo/Gym#1788: "can't pickle CIMultiDictProxy", and nobody saw the status.
+    async with spawn(Raiser) as raiser:
+        with anyio.fail_after(10), pytest.raises(RemoteError, match="503") as caught:
+            await raiser.call("fail", "http")
+        assert caught.value.remote_type == "ClientResponseError"
+        assert caught.value.remote_module.startswith("aiohttp")
+        assert "http://env.example/run" in caught.value.remote_message
+
+
+@both
+async def test_keys_that_are_tuples_travel_or_are_refused_and_never_break_the_link(in_process):
+    async with spawn(Raiser, in_process=in_process) as raiser:
+        for value in ({(1, 2): "t"}, {((1,), 2): {(): 1}}, {None: 1}, {1.5: 2}, {b"k": 3}):
+            with contextlib.suppress(EncodeError):
+                assert await raiser.call("any", value) == value
         assert await raiser.call("fine") == "fine"
 
 

@@ -337,3 +337,15 @@ asyncio.run(main())
     with pytest.raises(ActorStartError, match="cannot be reached"):
         async with connect_actor(Stuck, "127.0.0.1", port, secret=SECRET):
             pass
+
+
+async def test_addresses_of_the_sixth_version_are_taken_as_they_are():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        host = "127.0.0.1"  # a machine without them
+    else:
+        host = "::1"
+    async with serve_actor(Tiny, secret=SECRET, host=host) as server:
+        assert server.host == host
+        assert await works(server)

@@ -262,3 +262,16 @@ def test_a_message_whose_own_fields_are_too_long_is_refused_by_the_writer():
     receiver = Receiver()
     receiver.feed(b"".join(writer.take()))
     assert receiver.received == [(messages.Result(1), "kept")]
+
+
+def test_a_frame_over_two_gibibytes_is_measured_right():
+    # Lengths are 64-bit: nothing of a large frame is cut off or turns negative.
+    receiver = Receiver(limit=4 << 30)
+    head = msgspec.msgpack.encode(messages.Result(1))
+    size = 3 << 30
+    receiver.feed(HEADER.pack(MAGIC, 0, len(head), size, 0) + head + b"\xc6")
+    room = receiver.reader.get_buffer()  # untouched memory, which costs nothing yet
+    assert len(room) == size - 1
+    torn = receiver.reader.end()
+    assert isinstance(torn, TornFrameError)
+    assert torn.expected == HEADER.size + len(head) + size
