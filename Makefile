@@ -38,8 +38,9 @@ check: install ## Format, lint, types, import arrows, spelling, docs
 docs: install ## Build the documentation into docs/_build/html, warnings as errors
 	$(BIN)/sphinx-build -n -W --keep-going -q -b html docs docs/_build/html
 
-bench: install ## Run the benchmarks; results as JSON in benchmarks/results
-	$(BIN)/python -m benchmarks
+bench: install ## Run the benchmarks beside Ray and xoscar; results as JSON in benchmarks/results
+	@scripts/bench-peers
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 clean: ## Remove what builds and checks leave behind
 	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,154 +1,134 @@
-"""What calls, streams and large arrays cost through actors, and how that compares to the floor.
-
-Run ``python benchmarks/actors/calls.py``; prints JSON. ``*_over_floor`` is a ratio to the raw
-echo of :mod:`floor` (lower is better), ``*_of_copy`` to the speed of copying memory (higher is
-better).
-"""
+"""Calls: one at a time beside a raw echo, and thousands at once."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 import time
-from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import uvloop
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import floor
-
-from gymrl.actors import Actor, ActorHandle, SpawnOptions, spawn
+from benchmarks.actors.floor import RawEcho
+from benchmarks.actors.subject import Bench
+from benchmarks.comparison import Comparison, Measure, take_turns
+from gymrl.actors import ActorHandle, spawn
 from gymrl.concurrency import OwnedTasks
 
-
-class Message(msgspec.Struct):
-    """One message of a row, as arrays."""
-
-    token_ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
-    text: str
+if TYPE_CHECKING:
+    from benchmarks.peers.process import Peer
 
 
-class ListMessage(msgspec.Struct):
-    """One message of a row, as lists."""
+class Size(msgspec.Struct, frozen=True):
+    """How much is measured.
 
-    token_ids: list[int]
-    logprobs: list[float]
-    text: str
+    Attributes:
+        calls: One at a time, in a turn.
+        peer_calls: The same for peers, which are slower.
+        width: Calls at once.
+        rounds: Turns.
+    """
 
-
-class Bench(Actor):
-    """What is measured."""
-
-    async def noop(self) -> None:
-        """Do nothing."""
-
-    async def add(self, a: str, b: int) -> list[int]:
-        """Return little."""
-        return [b]
-
-    async def rows(self, count: int) -> AsyncIterator[list[Message]]:
-        """Rows of two messages."""
-        ids = np.arange(2048, dtype=np.int32)
-        logprobs = np.linspace(-5, 0, 2048, dtype=np.float32)
-        text = "six kilobytes of text".ljust(6000, ".")
-        for _ in range(count):
-            yield [Message(ids, logprobs, text), Message(ids, logprobs, text)]
-
-    async def list_rows(self, count: int) -> AsyncIterator[list[ListMessage]]:
-        """The same with lists."""
-        ids = list(range(100_000, 102_048))
-        logprobs = [-0.001 * i for i in range(2048)]
-        text = "six kilobytes of text".ljust(6000, ".")
-        for _ in range(count):
-            yield [ListMessage(ids, logprobs, text), ListMessage(ids, logprobs, text)]
-
-    async def take(self, array: npt.NDArray[np.uint8]) -> int:
-        """Take a large array."""
-        return int(array[-1])
-
-    async def take_bytes(self, data: bytes) -> int:
-        """Take large bytes."""
-        return len(data)
+    calls: int = 3000
+    peer_calls: int = 300
+    width: int = 4096
+    rounds: int = 5
 
 
-async def _sequential(bench: ActorHandle, calls: int) -> float:
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        for number in range(calls):
+TINY = Size(calls=20, peer_calls=5, width=20, rounds=1)
+
+
+async def measure(size: Size, ray: Peer | None, xoscar: Peer | None) -> list[Comparison]:
+    """Both questions."""
+    async with RawEcho() as echo, spawn(Bench) as bench:
+        return [
+            *await _sequential(size, echo, bench, ray, xoscar),
+            *await _burst(size, bench, ray, xoscar),
+        ]
+
+
+async def _sequential(
+    size: Size, echo: RawEcho, bench: ActorHandle, ray: Peer | None, xoscar: Peer | None
+) -> list[Comparison]:
+    async def ours() -> float:
+        began = time.perf_counter()
+        for number in range(size.calls):
             await bench.call("add", "add", number)
-        best = min(best, (time.perf_counter() - start) / calls)
-    return best
+        return (time.perf_counter() - began) / size.calls
 
+    others: dict[str, Measure] = {"raw echo": partial(echo.sequential, size.calls)}
+    if xoscar is not None:
+        others["xoscar"] = partial(xoscar.seconds, "sequential", calls=size.peer_calls)
+    if ray is not None:
+        others["Ray"] = partial(ray.seconds, "sequential", calls=size.peer_calls)
+    turns = await take_turns(ours, others, size.rounds)
+    shown = {name: 1e6 * value for name, value in turns.medians().items()}
 
-async def _concurrent(bench: ActorHandle, width: int) -> float:
-    best = float("inf")
-    for _ in range(5):
-        tasks = OwnedTasks("bench")
-        start = time.perf_counter()
-        pending = [tasks.start(bench.call("noop"), "noop") for _ in range(width)]
-        await asyncio.wait(pending)
-        best = min(best, time.perf_counter() - start)
-        await tasks.close()
-    return width / best
-
-
-async def _stream(bench: ActorHandle, method: str, rows: int) -> float:
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        async for _ in bench.stream(method, rows):
-            pass
-        best = min(best, time.perf_counter() - start)
-    return rows / best
-
-
-async def _large(bench: ActorHandle, method: str, payload: object, size: int) -> float:
-    best = float("inf")
-    for _ in range(8):
-        start = time.perf_counter()
-        await bench.call(method, payload)
-        best = min(best, time.perf_counter() - start)
-    return size / best
-
-
-async def measure() -> dict[str, float]:
-    """All numbers, by name."""
-    size = 64 << 20
-    found: dict[str, float] = {}
-    async with spawn(Bench) as bench:
-        found["sequential_call_us"] = await _sequential(bench, 5000) * 1e6
-        found["concurrent_calls_per_s"] = await _concurrent(bench, 4096)
-        found["rows_per_s"] = await _stream(bench, "rows", 20_000)
-        found["list_rows_per_s"] = await _stream(bench, "list_rows", 3000)
-        found["array_bytes_per_s"] = await _large(bench, "take", np.ones(size, np.uint8), size)
-        found["bytes_bytes_per_s"] = await _large(bench, "take_bytes", bytes(size), size)
-    inline = SpawnOptions(max_segment_bytes=0)
-    async with spawn(Bench, options=inline) as bench:
-        found["inline_array_bytes_per_s"] = await _large(
-            bench, "take", np.ones(size, np.uint8), size
+    def comparison(other: str, target: float, note: str = "") -> Comparison:
+        best = turns.best_faster(other)
+        return Comparison(
+            name="sequential calls",
+            unit="µs a call",
+            sides=shown,
+            ratio=f"gymrl / {other}",
+            value=turns.times_longer(other),
+            best=None if best is None else 1 / best,
+            target=target,
+            at_least=False,
+            note=note,
         )
-    return found
+
+    note = "Ray in its fastest form: an actor of plain methods, and ray.get"
+    return [comparison("raw echo", 3.0), comparison("Ray", 0.2, note)]
 
 
-def main() -> None:
-    """Measure and print."""
-    round_trip = floor.round_trip_s()
-    copy = floor.copy_bytes_per_s()
-    found = uvloop.run(measure())
-    found["floor_round_trip_us"] = round_trip * 1e6
-    found["floor_copy_bytes_per_s"] = copy
-    found["sequential_over_floor"] = found["sequential_call_us"] / (round_trip * 1e6)
-    found["array_of_copy"] = found["array_bytes_per_s"] / copy
-    found["bytes_of_copy"] = found["bytes_bytes_per_s"] / copy
-    print(json.dumps({name: round(value, 3) for name, value in found.items()}, indent=2))
+async def _burst(
+    size: Size, bench: ActorHandle, ray: Peer | None, xoscar: Peer | None
+) -> list[Comparison]:
+    async def ours() -> float:
+        tasks = OwnedTasks("burst")
+        began = time.perf_counter()
+        await asyncio.wait([tasks.start(bench.call("noop"), "noop") for _ in range(size.width)])
+        seconds = time.perf_counter() - began
+        await tasks.close()
+        return seconds
+
+    others: dict[str, Measure] = {}
+    if xoscar is not None:
+        others["xoscar"] = partial(xoscar.seconds, "burst", calls=size.width)
+    if ray is not None:
+        for name, actor, wait in RAY_FORMS:
+            others[name] = partial(ray.seconds, "burst", calls=size.width, actor=actor, wait=wait)
+    turns = await take_turns(ours, others, size.rounds)
+    shown = turns.rates(size.width)
+
+    def comparison(other: str, target: float, note: str = "") -> Comparison:
+        return Comparison(
+            name=f"{size.width:,} calls at once",
+            unit="calls/s",
+            sides=shown,
+            ratio=f"gymrl / {other}",
+            value=turns.times_faster(other),
+            best=turns.best_faster(other),
+            target=target,
+            at_least=True,
+            note=note,
+        )
+
+    note = "the actor runs its calls concurrently on every side of this ratio"
+    return [comparison(fastest(shown, OVERLAPPING), 20.0, note), comparison("xoscar", 3.0)]
 
 
-if __name__ == "__main__":
-    main()
+OVERLAPPING = ("Ray async, get", "Ray async, await")
+"""Ray's actors whose calls overlap, as gymrl's do."""
+
+RAY_FORMS = (
+    (OVERLAPPING[0], "concurrent", "get"),
+    (OVERLAPPING[1], "concurrent", "await"),
+    ("Ray plain, get", "plain", "get"),
+)
+
+
+def fastest(shown: dict[str, float], names: tuple[str, ...]) -> str:
+    """The side with the highest rate; the first where none was measured."""
+    return max(names, key=lambda name: shown.get(name, 0.0))

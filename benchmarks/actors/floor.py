@@ -1,4 +1,4 @@
-"""The floor: what a raw msgpack echo over a socket pair costs here, and what copying memory costs.
+"""The floor: what a raw msgpack echo over a socket pair costs, and what copying memory costs.
 
 Each number is what the actors' numbers are compared to: nothing but msgspec, a socket pair, uvloop
 and length prefixes, in a child process; and numpy's copy of a warm array.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import socket
 import struct
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import uvloop
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _LENGTH = struct.Struct("<I")
 
@@ -85,67 +88,52 @@ def serve(descriptor: int) -> None:
         uvloop.run(main())
 
 
-async def _round_trips(calls: int) -> float:
-    ours, theirs = socket.socketpair()
-    child = subprocess.Popen(  # noqa: ASYNC220  # started before anything is measured
-        [sys.executable, __file__, "--serve", str(theirs.fileno())], pass_fds=[theirs.fileno()]
-    )
-    theirs.close()
-    loop = asyncio.get_running_loop()
-    transport, client = await loop.create_unix_connection(_Client, sock=ours)
+class RawEcho:
+    """A child that echoes; use it inside ``async with``."""
 
-    async def call(value: object) -> object:
+    async def __aenter__(self) -> Self:
+        ours, theirs = socket.socketpair()
+        self._child = subprocess.Popen(  # noqa: ASYNC220  # started before anything is measured
+            [sys.executable, __file__, "--serve", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+        theirs.close()
+        loop = asyncio.get_running_loop()
+        self._transport, self._client = await loop.create_unix_connection(_Client, sock=ours)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._transport.close()
+        self._child.kill()
+        self._child.wait()
+
+    async def call(self, value: object) -> object:
+        """Send a value and wait for it to come back."""
         body = msgspec.msgpack.encode(value)
-        future = loop.create_future()
-        client.waiters.append(future)
-        transport.write(_LENGTH.pack(len(body)) + body)
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._client.waiters.append(future)
+        self._transport.write(_LENGTH.pack(len(body)) + body)
         return await future
 
-    await call(["add", 1])
-    best = float("inf")
-    for _ in range(3):
+    async def sequential(self, calls: int) -> float:
+        """Seconds a round trip, one at a time."""
         start = time.perf_counter()
         for number in range(calls):
-            await call(["add", number])
-        best = min(best, (time.perf_counter() - start) / calls)
-    transport.close()
-    child.kill()
-    child.wait()
-    return best
+            await self.call(["add", number])
+        return (time.perf_counter() - start) / calls
 
 
-def round_trip_s(calls: int = 5000) -> float:
-    """Seconds of one raw msgpack echo, one at a time."""
-    return float(uvloop.run(_round_trips(calls)))
-
-
-def copy_bytes_per_s(size: int = 64 << 20) -> float:
-    """Bytes a second of copying one warm array to another."""
-    source = np.ones(size, np.uint8)
-    target = np.zeros(size, np.uint8)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
+def copy_s(source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8], count: int) -> float:
+    """Seconds of copying one warm array to another, so many times."""
+    start = time.perf_counter()
+    for _ in range(count):
         np.copyto(target, source)
-        best = min(best, time.perf_counter() - start)
-    return size / best
-
-
-def main() -> None:
-    """Print the floor as JSON."""
-    print(
-        json.dumps(
-            {
-                "round_trip_us": round_trip_s() * 1e6,
-                "copy_gb_per_s": copy_bytes_per_s() / 1e9,
-                "cpus": os.cpu_count(),
-            }
-        )
-    )
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
-    if "--serve" in sys.argv:
-        serve(int(sys.argv[-1]))
-    else:
-        main()
+    serve(int(sys.argv[-1]))

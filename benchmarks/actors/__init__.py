@@ -1,0 +1,1 @@
+"""What calls, streams and arrays cost through actors."""

@@ -1,0 +1,1 @@
+"""What rollouts cost beside the work they cannot do without."""
