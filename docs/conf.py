@@ -26,11 +26,13 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 # Names of other projects are not resolved: building the pages needs no network.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(asyncio|collections|typing|pathlib|enum|logging|contextlib|types)(\..*)?"),
-    (r"py:.*", r"(msgspec|numpy|np|npt|aiohttp|anyio|torch|transformers|tokenizers)(\..*)?"),
-    (r"py:class", r"(.*\.)?(T|R|ConfigT)"),
+    (r"py:.*", r"(abc|asyncio|collections|typing|pathlib|enum|logging|contextlib|random|types)(\..*)?"),
+    (r"py:.*", r"(msgspec|numpy|np|npt|aiohttp|web|anyio|torch|transformers|tokenizers)(\..*)?"),
+    (r"py:(class|obj)", r"(.*\.)?([A-Z][A-Za-z]*T|T|R)"),
     # Aliases, and names that modules import for the type checker alone.
     (r"py:class", r"(.*\.)?(LogprobsMode|TokenCallback|WeightSource|PauseMode|FinishReason)"),
-    (r"py:class", r"(Generated|VllmEngine|.*vllm_wire\.Choice)"),
+    (r"py:class", r".*vllm_wire\.Choice"),
+    # A name without a module: what a module imports for the type checker alone stays unresolved.
+    (r"py:(class|meth|func|data)", r"[A-Za-z_]\w*(\.[a-z_]+)?"),
     (r"py:class", r"(optional|Any|Path|Callable|Awaitable|Coroutine|Struct)"),
 ]

@@ -53,7 +53,7 @@ class RolloutBatch:
 
     `final_batch` has the columns that trainers of NeMo RL's shape read, one entry a sample:
 
-    ==================  ============================================================================
+    =================== ============================================================================
     ``agent_ref``       ``{"type": "responses_api_agents", "name": ...}``
     ``message_log``     messages, ``user`` and ``assistant`` in turn (see :func:`message_log`)
     ``length``          int64 ``[B]``: tokens of the first prompt
@@ -63,9 +63,8 @@ class RolloutBatch:
     ``truncated``       bool ``[B]``: a token limit cut the rollout off
     ``mask_sample``     bool ``[B]``: leave the sample out of the loss
     ``reward/<name>``   float32 ``[B]``: the verifier's component, 0 where a sample has none
-    ``reward_valid``    bool ``[B]``: the reward was given. **False for a failed row: leave it out
-                        of baselines, means and standard deviations; its reward is no 0.**
-    ==================  ============================================================================
+    ``reward_valid``    bool ``[B]``: the reward was given; false for a failed row
+    =================== ============================================================================
 
     Attributes:
         final_batch: The columns above.

@@ -38,7 +38,7 @@ class ActorHandle(abc.ABC):
     @property
     @abc.abstractmethod
     def closed(self) -> bool:
-        """Whether no more calls can be made: it was closed, killed, or died."""
+        """True once it was closed or killed, or died, and no more calls can be made."""
 
     @property
     @abc.abstractmethod

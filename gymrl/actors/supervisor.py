@@ -122,14 +122,14 @@ class Supervisor:
     Args:
         cls: The actor class.
         replicas: How many workers.
-        in_process: Run them in this loop; see :func:`~gymrl.actors.spawn`.
+        in_process: Run them in this loop; see :func:`~gymrl.actors.spawn.spawn`.
         options: Of each worker; names get the worker's number.
         policy: What happens when workers die.
         **setup: Arguments of every worker's ``setup``.
 
     Raises:
         ConfigError: `replicas` is not positive.
-        Exception: What :func:`~gymrl.actors.spawn` raises.
+        Exception: What :func:`~gymrl.actors.spawn.spawn` raises.
     """
 
     def __init__(

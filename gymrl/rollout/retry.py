@@ -75,7 +75,7 @@ class Attempts:
         """Count a failed attempt.
 
         Returns:
-            Seconds to wait before the next dispatch; None: the row's budget is spent.
+            Seconds to wait before the next dispatch, or None when the row's budget is spent.
         """
         was_sent = failure.fields.get("was_sent") is not False
         budget = failure.kind if was_sent else _REFUSED
