@@ -12,7 +12,17 @@ from gymrl._version import __version__
 if TYPE_CHECKING:
     from gymrl.actors import Actor, ActorHandle, SpawnOptions
     from gymrl.actors.spawn import spawn
-    from gymrl.benchmark import Benchmark, load_benchmark
+    from gymrl.benchmark import (
+        BaseServerConfig,
+        Benchmark,
+        EvalPlan,
+        PlannedBenchmark,
+        TaskResult,
+        TaskRunner,
+        load_benchmark,
+        plan_benchmark,
+        serve_benchmark,
+    )
     from gymrl.config import (
         GenerationConfig,
         GymConfig,
@@ -41,13 +51,16 @@ __all__ = [
     "Actor",
     "ActorHandle",
     "Adjustment",
+    "BaseServerConfig",
     "Benchmark",
     "ConfigError",
+    "EvalPlan",
     "Failure",
     "FailureKind",
     "GenerationConfig",
     "GymConfig",
     "GymrlError",
+    "PlannedBenchmark",
     "RecordWriter",
     "Reward",
     "RolloutBatch",
@@ -60,14 +73,18 @@ __all__ = [
     "ShardConfig",
     "SpawnOptions",
     "SyncRolloutEngine",
+    "TaskResult",
+    "TaskRunner",
     "Trajectory",
     "Turn",
     "__version__",
     "collect",
     "load_benchmark",
+    "plan_benchmark",
     "read_groups",
     "read_records",
     "resolve_scoring",
+    "serve_benchmark",
     "spawn",
     "to_batch",
 ]
@@ -75,7 +92,17 @@ __all__ = [
 _HOMES = {
     "gymrl.actors": ("Actor", "ActorHandle", "SpawnOptions"),
     "gymrl.actors.spawn": ("spawn",),
-    "gymrl.benchmark": ("Benchmark", "load_benchmark"),
+    "gymrl.benchmark": (
+        "BaseServerConfig",
+        "Benchmark",
+        "EvalPlan",
+        "PlannedBenchmark",
+        "TaskResult",
+        "TaskRunner",
+        "load_benchmark",
+        "plan_benchmark",
+        "serve_benchmark",
+    ),
     "gymrl.config": (
         "GenerationConfig",
         "GymConfig",

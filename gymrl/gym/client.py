@@ -72,10 +72,14 @@ class HttpPool:
 
     Args:
         connect_timeout_s: For a TCP connection to be made.
+        headers: Sent with every request.
     """
 
-    def __init__(self, connect_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, connect_timeout_s: float = 30.0, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._connect_timeout_s = connect_timeout_s
+        self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -84,6 +88,7 @@ class HttpPool:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
         self._session = aiohttp.ClientSession(
             connector=connector,
+            headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
         )

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from gymrl.gym.client import HttpPool
 
 STOP_TIMEOUT_S = 5.0
+REGISTRY = "registry"
+"""What errors call the registry server."""
 
 
 class ServerSet:
@@ -47,14 +49,17 @@ class ServerSet:
 
     Args:
         config: The worker's configuration.
+        registry_port: Of the registry server; None: as the other servers.
     """
 
-    def __init__(self, config: GymConfig) -> None:
+    def __init__(self, config: GymConfig, registry_port: int | None = None) -> None:
         self._config = config
         self._ports = PortRange(config.host, config.port_range_low, config.port_range_high)
         self._instances: list[ServedInstance] = []
         self._registry = RegistryServer()
-        self._registry_listener = Listener(self._registry.application(), self._ports)
+        self._registry_listener = Listener(
+            self._registry.application(), self._ports.fixed(None, registry_port)
+        )
         self.table = RouteTable({})
 
     @property
@@ -86,7 +91,7 @@ class ServerSet:
         seconds = self._config.spinup_timeout_s
         waiting: set[str] = set()
         with anyio.move_on_after(seconds) as scope:
-            await self._registry_listener.start()
+            await self._start_registry()
             for url in base_urls:
                 split_address(url)
             peers = Peers(model_name, names_rollouts=self._config.token_source != "messages")
@@ -118,6 +123,14 @@ class ServerSet:
         published = published_config(self._config.servers, addresses, base_urls, model_name)
         self.table = RouteTable(published)
         self._registry.publish(without_secrets(published), instance_rows(published))
+
+    async def _start_registry(self) -> None:
+        try:
+            await self._registry_listener.start()
+        except (ServerStartError, OSError) as error:
+            raise ServerStartError(
+                f"the registry server could not start: {error}", instance=REGISTRY
+            ) from error
 
     async def _start_one(self, instance: ServedInstance) -> None:
         name = instance.config.name

@@ -1,0 +1,150 @@
+"""A benchmark's prepare script: loaded by its path, run in this process, and forgotten.
+
+A script is a Python file with ``prepare(**prepare_script_args) -> Path`` that writes the dataset
+and returns where. While it runs, and only then, the benchmark's configuration is there for it to
+ask: :func:`prepare_config` for scripts of gymrl's, and ``NEMO_GYM_CONFIG_DICT`` in the environment,
+which is where NeMo Gym's own configuration call looks. So one script runs at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import threading
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gymrl.errors import ConfigError, GymrlError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import ModuleType
+
+CONFIG_VARIABLE = "NEMO_GYM_CONFIG_DICT"
+_PEER_MODULE = "nemo_gym.global_config"
+_PEER_CACHE = "_GLOBAL_CONFIG_DICT"
+_MODULE = "gymrl_prepare_script"
+
+_running = threading.RLock()
+_config: ContextVar[dict[str, Any] | None] = ContextVar("prepare_config", default=None)
+
+
+def prepare_config() -> dict[str, Any]:
+    """The configuration of the benchmark whose prepare script is running, overrides included.
+
+    Raises:
+        RuntimeError: None is running here.
+    """
+    config = _config.get()
+    if config is None:
+        raise RuntimeError("no prepare script is running here")
+    return config
+
+
+def run_prepare_script(
+    script: Path, root: Path, arguments: Mapping[str, Any], config: dict[str, Any]
+) -> Path:
+    """Call a script's ``prepare`` and return the path that it returned.
+
+    Args:
+        script: The file.
+        root: Importable while the script runs.
+        arguments: Of ``prepare``.
+        config: What the script sees as its configuration.
+
+    Raises:
+        ConfigError: The file does not load, has no ``prepare``, or that raised or returned no path.
+    """
+    with _running, _visible(config), _importable(root):
+        prepare = getattr(_load(script), "prepare", None)
+        if not callable(prepare):
+            raise ConfigError(
+                f"prepare script {script} has no function prepare", setting="prepare_script"
+            )
+        try:
+            returned = prepare(**arguments)
+        except GymrlError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _failed(script, error) from error
+    if not isinstance(returned, str | os.PathLike):
+        raise ConfigError(
+            f"prepare script {script} returned {returned!r}; the path of the dataset is needed",
+            setting="prepare_script",
+        )
+    return Path(returned)
+
+
+def _load(script: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_MODULE, script)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"prepare script {script} is no Python file", setting="prepare_script")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module
+    try:
+        spec.loader.exec_module(module)
+    except GymrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failed(script, error) from error
+    return module
+
+
+def _failed(script: Path, error: BaseException) -> ConfigError:
+    return ConfigError(
+        f"prepare script {script} failed: {type(error).__name__}: {error}",
+        setting="prepare_script",
+    )
+
+
+@contextlib.contextmanager
+def _visible(config: dict[str, Any]) -> Iterator[None]:
+    """Make the configuration this process's own, and put everything back after."""
+    before = os.environ.get(CONFIG_VARIABLE)
+    peer = sys.modules.get(_PEER_MODULE)
+    cached = getattr(peer, _PEER_CACHE, None)
+    token = _config.set(config)
+    os.environ[CONFIG_VARIABLE] = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    if peer is not None:
+        setattr(peer, _PEER_CACHE, None)
+    try:
+        yield
+    finally:
+        _config.reset(token)
+        if before is None:
+            os.environ.pop(CONFIG_VARIABLE, None)
+        else:
+            os.environ[CONFIG_VARIABLE] = before
+        # The script may have been the first to import it.
+        peer = sys.modules.get(_PEER_MODULE)
+        if peer is not None:
+            setattr(peer, _PEER_CACHE, cached)
+
+
+@contextlib.contextmanager
+def _importable(root: Path) -> Iterator[None]:
+    """Let the script import what lies beside it; modules that only `root` gave are forgotten."""
+    path, modules = list(sys.path), set(sys.modules)
+    was_importable = str(root) in path
+    if not was_importable:
+        sys.path.insert(0, str(root))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        sys.modules.pop(_MODULE, None)
+        if not was_importable:
+            for name in set(sys.modules) - modules:
+                if _lies_under(sys.modules[name], root):
+                    del sys.modules[name]
+
+
+def _lies_under(module: ModuleType, root: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    places = [file] if file else list(getattr(module, "__path__", None) or [])
+    return any(Path(place).is_relative_to(root) for place in places)
