@@ -20,6 +20,7 @@ PRINTED = [
     "101\n",
     "{'episode 0': 0, 'episode 1': 1, 'episode 2': 2}\nMeasure.lengths(): argument episodes",
     "no key 'b'\n3 something is wrong\n",
+    "ended by SIGKILL\n",
     "gave up, and so has the worker\n",
     "40 True\npoison after 2 deaths\n",
     "[1, 2, 3]\n",

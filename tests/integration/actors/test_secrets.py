@@ -51,7 +51,7 @@ async def test_set_up_and_arguments_are_in_no_command_line_environment_log_or_er
             await secretive.call("use", KEY, "not a number")
         errors.append(refused.value)
         with pytest.raises(TypeError) as refused:
-            await secretive.call("use", api_key=KEY, numbr=1)
+            await secretive.call("use", api_key=KEY, count=1)
         errors.append(refused.value)
         with pytest.raises(TypeError) as refused:
             await secretive.call("use", api_key=[KEY], number=1)
