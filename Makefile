@@ -1,6 +1,6 @@
 # Each target does its own set-up; nothing needs to be installed before.
 .DEFAULT_GOAL := help
-.PHONY: help install demo test unit soak check docs bench clean
+.PHONY: help install demo train test unit soak check docs bench clean
 BIN := .venv/bin
 # Two processes share two cores on a small machine; torch must not spin on both.
 export OMP_NUM_THREADS ?= 1
@@ -17,6 +17,10 @@ demo: install ## Roll out a real model on real tasks and write runs/demo.jsonl
 	@$(BIN)/gymrl rollout chain_sum --model smollm2 --num-prompts 8 --num-generations 4 \
 		--max-output-tokens 24 --temperature 0.7 --seed 1 \
 		--output runs/demo.jsonl --overwrite
+
+train: install ## Teach a tiny model to say words, on two ranks, and draw its rewards
+	@$(BIN)/torchrun --standalone --nproc-per-node 2 -m gymrl.recipes.grpo --live \
+		--set output=runs/train
 
 test: install ## Run all tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

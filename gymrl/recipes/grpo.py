@@ -214,6 +214,8 @@ def train(config: GrpoConfig, *, is_live: bool = False) -> None:
         reference = _loaded(model_path) if config.kl_coefficient > 0 else None
         trainer = Trainer(config, model, reference, tokenizer.pad_token_id)
         done = _resume(config, trainer, rollouts)
+        if done >= config.steps and rollouts.rank == 0:
+            logger.info("all %d steps are done; remove %s to begin anew", done, config.output)
         tracker = None
         if rollouts.rank == 0:
             tracker = Tracker(

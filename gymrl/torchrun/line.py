@@ -175,7 +175,12 @@ class StoreLine:
         ends = time.monotonic() + seconds
         while True:
             if concurrent.futures.wait([future], timeout=0.1).done:
-                return future.result()
+                try:
+                    return future.result()
+                except RuntimeError as error:  # torch's, for a store that is out of reach
+                    self._broken = self._broken or error
+                    self.check()
+                    raise
             self.check()
             if time.monotonic() > ends:
                 raise DeadlineExceeded(f"{what} took longer than {seconds:g} s", what=what)

@@ -1,0 +1,106 @@
+"""The reference trainer learns over the whole road, and a kill does not change what it learns."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAST = 5
+
+
+def start(output, *assignments, ranks=2):
+    command = [sys.executable, "-m"]
+    if ranks:
+        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    command += ["gymrl.recipes.grpo"]
+    for assignment in (f"output={output}", "tensorboard=false", *assignments):
+        command += ["--set", assignment]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, timeout):
+    with process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # the launcher ends its ranks
+            output, _ = process.communicate()
+            raise AssertionError(f"the run did not end in {timeout} s:\n{output[-5000:]}") from None
+    assert process.returncode == 0, output[-5000:]
+
+
+def lines(output):
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_learned(output):
+    history = lines(output)
+    rewards = [line["reward_mean"] for line in history]
+    assert [line["step"] for line in history] == list(range(1, len(history) + 1))
+    assert rewards[0] < 0.3
+    assert sum(rewards[-LAST:]) / LAST >= 0.8
+    # On-policy, the trainer and the generator agree on every sampled token.
+    assert max(line["logprob_gap_max"] for line in history) < 1e-3
+    assert all(line["failed_samples"] == 0 for line in history)
+
+
+@pytest.mark.timeout(300)
+def test_a_tiny_model_learns_to_say_words_over_the_whole_road(tmp_path):
+    finish(start(tmp_path, "steps=30", "checkpoint_every=0"), 280)
+    assert_learned(tmp_path)
+    assert lines(tmp_path)[-1]["validation/reward_mean"] >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_it_learns_with_other_seeds_too(tmp_path, seed):
+    finish(start(tmp_path, "steps=30", "checkpoint_every=0", f"seed={seed}"), 280)
+    assert_learned(tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path):
+    settings = ("steps=6", "checkpoint_every=2", "validate_every=3")
+    finish(start(tmp_path / "unbroken", *settings, ranks=0), 120)
+    with start(tmp_path / "killed", *settings, ranks=0) as process:
+        log = tmp_path / "killed" / "metrics.jsonl"
+        ends = time.monotonic() + 100
+        while not log.exists() or len(log.read_text().splitlines()) < 3:
+            assert process.poll() is None, process.stdout.read()[-5000:]
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        # Whatever it is doing in its fourth step.
+        process.send_signal(signal.SIGKILL)
+    finish(start(tmp_path / "killed", *settings, ranks=0), 120)
+    broken, unbroken = lines(tmp_path / "killed"), lines(tmp_path / "unbroken")
+    assert [line["step"] for line in broken] == [1, 2, 3, 4, 5, 6]
+    for name in ("reward_mean", "generated_tokens", "loss", "gradient_norm"):
+        assert [line[name] for line in broken] == pytest.approx(
+            [line[name] for line in unbroken], rel=1e-3, abs=1e-5
+        ), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_it_learns_from_stale_tokens_with_sharded_parameters(tmp_path):
+    finish(start(tmp_path, "steps=36", "parallel=fsdp2", "max_staleness=1"), 280)
+    history = lines(tmp_path)
+    rewards = [line["reward_mean"] for line in history]
+    assert max(line["staleness_max"] for line in history) == 1
+    assert sum(rewards[-LAST:]) / LAST >= 0.8
+    assert any(line["importance_weight"] != 1.0 for line in history)

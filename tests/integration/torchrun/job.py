@@ -1,0 +1,217 @@
+"""What the tests of this folder launch: one job, and one way in which it may go."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+
+import gymrl.torchrun
+from benchmarks.nodes.latency import latency_config, latency_rows, policy_server
+from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, SamplingParams
+from gymrl.torchrun import PerNode, TorchrunConfig
+
+torch.set_num_threads(1)
+
+
+def say(**facts):
+    # One write: lines of two ranks share a pipe.
+    os.write(1, (json.dumps(facts) + "\n").encode())
+
+
+def config(**settings):
+    return TorchrunConfig(
+        rollout=latency_config(POLICY, latency_s=0.05, tokens=16, seed=1, **settings),
+        heartbeat_timeout_s=4,
+        per_node=PerNode(gym_workers=int(os.environ.get("GYM_WORKERS", "1"))),
+    )
+
+
+def facts(share):
+    return {
+        "groups": [group.index for group in share.groups],
+        "samples": [len(group.samples) for group in share.groups],
+        "tokens": [int(t.token_ids.sum()) for g in share.groups for t in g.trajectories],
+        "reward_mean": share.metrics["reward_mean"],
+        "pids": sorted({json.loads(t.result)["pid"] for g in share.groups for t in g.trajectories}),
+    }
+
+
+def collect():
+    with gymrl.torchrun.rollouts(config(), rows=latency_rows(6, reward=0.25)) as rollouts:
+        for _ in range(2):
+            share = rollouts.collect(rollouts.take(5), num_generations=2)
+            say(rank=rollouts.rank, size=rollouts.world_size, **facts(share))
+        say(rank=rollouts.rank, state=rollouts.state_dict())
+
+
+def stream():
+    with gymrl.torchrun.rollouts(config(), rows=latency_rows(6)) as rollouts:
+        model = torch.nn.Linear(2, 2)
+        for number, share in enumerate(
+            rollouts.stream(num_generations=2, groups_per_step=4, max_staleness=1)
+        ):
+            say(rank=rollouts.rank, staleness=share.staleness, **facts(share))
+            rollouts.update_weights(model)
+            if number == 3:
+                break
+        say(rank=rollouts.rank, state=rollouts.state_dict())
+
+
+def existing_group():
+    torch.distributed.init_process_group("gloo")
+    collect()
+    torch.distributed.barrier()
+    say(rank=torch.distributed.get_rank(), group="still there")
+    torch.distributed.destroy_process_group()
+
+
+def body_raises():
+    with gymrl.torchrun.rollouts(config()) as rollouts:
+        rollouts.collect(latency_rows(2))
+        if rollouts.rank == 1:
+            raise KeyError("the trainer's own")
+        rollouts.collect(latency_rows(2))
+        rollouts.update_weights(torch.nn.Linear(1, 1))
+
+
+def collective_waits():
+    with gymrl.torchrun.rollouts(config()) as rollouts:
+        rollouts.collect(latency_rows(2))
+        if rollouts.rank == 1:
+            raise KeyError("the trainer's own")
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+def engine_fails():
+    with gymrl.torchrun.rollouts(config(max_data_attempts=1)) as rollouts:
+        rows = latency_rows(2)
+        rows[1]["task_source"] = "nowhere"
+        rollouts.collect(rows)
+
+
+def worker_dies():
+    with gymrl.torchrun.rollouts(config(worker_restarts=0)) as rollouts:
+        rows = latency_rows(4)
+        rows[2]["responses_create_params"]["input"][0]["content"] = "die"
+        rollouts.collect(rows)
+
+
+def rank_killed():
+    with gymrl.torchrun.rollouts(config()) as rollouts:
+        rollouts.collect(latency_rows(2))
+        if rollouts.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rollouts.update_weights(torch.nn.Linear(1, 1))
+
+
+def rank_stuck():
+    with gymrl.torchrun.rollouts(config()) as rollouts:
+        rollouts.collect(latency_rows(2))
+        if rollouts.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        rollouts.update_weights(torch.nn.Linear(1, 1))
+
+
+def endless():
+    with gymrl.torchrun.rollouts(config(worker_restarts=0)) as rollouts:
+        for number in range(100_000):
+            share = rollouts.collect(latency_rows(8), num_generations=2)
+            if number in (0, 3):
+                say(rank=rollouts.rank, ready=number, **facts(share))
+            rollouts.update_weights(torch.nn.Linear(1, 1))
+
+
+def idle():
+    with gymrl.torchrun.rollouts(config()) as rollouts:
+        rows = latency_rows(2)
+        rollouts.collect(rows)
+        began, used = time.monotonic(), time.process_time()
+        if rollouts.rank == 0:
+            time.sleep(3)
+        rollouts.collect(rows)
+        busy = (time.process_time() - used) / (time.monotonic() - began)
+        say(rank=rollouts.rank, busy=busy)
+
+
+def word_model():
+    from gymrl.recipes.say_word import say_word_rows, say_word_servers
+    from gymrl.torchrun.weights import whole_parameters
+
+    directory = sys.argv[2]
+    model = _load(directory, sharded=os.environ.get("WORLD_SIZE", "1") != "1")
+    rollout = RolloutConfig(
+        generation=GenerationConfig(model=directory, num_threads=1, max_model_len=64),
+        gym=GymConfig(servers=say_word_servers(), decode_text=False),
+        sampling=SamplingParams(max_tokens=3),
+        seed=2,
+        worker_restarts=2,
+    )
+    with gymrl.torchrun.rollouts(rollout, rows=say_word_rows()) as rollouts:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.5)
+        for kill in (False, True):
+            rollouts.update_weights(model)
+            if kill and rollouts.rank == 0:
+                _kill_generators(rollouts)
+            share = rollouts.collect(rollouts.take(4), num_generations=2)
+            whole = whole_parameters(model, keep=True)
+            gap = max(_gap(directory, whole, t) for g in share.groups for t in g.trajectories)
+            say(rank=rollouts.rank, killed=kill, gap=gap, version=rollouts.version)
+
+
+def _kill_generators(rollouts):
+    engine = rollouts._engine
+    for instance in engine.fleet.instances:
+        if instance.name.startswith("generator"):
+            os.kill(instance.pid, signal.SIGKILL)
+
+
+def _load(directory, *, sharded):
+    import transformers
+    from torch.distributed.fsdp import fully_shard
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    if sharded:
+        torch.distributed.init_process_group("gloo")
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    return model
+
+
+def _gap(directory, whole, trajectory):
+    model = _load(directory, sharded=False)
+    model.load_state_dict(whole)
+    ids = torch.from_numpy(trajectory.token_ids.astype("int64"))
+    with torch.no_grad():
+        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+    own = logprobs.gather(-1, ids[1:, None])[:, 0]
+    mask = torch.from_numpy(trajectory.token_mask())[1:]
+    theirs = torch.from_numpy(trajectory.logprobs.copy())[1:]
+    return float((own - theirs)[mask].abs().max())
+
+
+def run(name):
+    try:
+        globals()[name]()
+    except BaseException as error:
+        cause = error.__cause__
+        say(
+            rank=int(os.environ.get("RANK", "0")),
+            error=type(error).__name__,
+            text=str(error),
+            cause=type(cause).__name__,
+            cause_text=str(cause),
+        )
+        # The launcher ends the other ranks with the first that fails; let them speak.
+        time.sleep(float(os.environ.get("LINGER_S", "0")))
+        raise
+
+
+if __name__ == "__main__":
+    with policy_server(os.environ.get("OWN_ADDRESS", "127.0.0.1")) as POLICY:
+        run(sys.argv[1])

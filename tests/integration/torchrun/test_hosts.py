@@ -1,0 +1,109 @@
+"""Several hosts: work goes to all; a host that dies, is cut off or has another secret is found."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.nodes.hosts import hosts, why_not
+
+REASON = why_not()
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
+JOB = str(Path(__file__).parent / "job.py")
+
+
+class Running:
+    """A job on several hosts, and what each rank has said so far."""
+
+    def __init__(self, made, directory, stack):
+        self.hosts = made
+        self._directory = directory
+        self._stack = stack
+
+    def start(self, name, variables=None, of_host=None):
+        self.launched = []
+        for host in self.hosts:
+            streams = [
+                self._stack.enter_context((self._directory / f"{kind}{host.number}").open("w"))
+                for kind in ("out", "log")
+            ]
+            own = {**(variables or {}), **(of_host or {}).get(host.number, {})}
+            script = [JOB, name]
+            self.launched.append(host.launch(len(self.hosts), script, *streams, own))
+
+    def said(self, number):
+        text = (self._directory / f"out{number}").read_text()
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def log(self, number):
+        return (self._directory / f"log{number}").read_text()[-4000:]
+
+    def until(self, number, condition, seconds=100):
+        ends = time.monotonic() + seconds
+        while not (found := [facts for facts in self.said(number) if condition(facts)]):
+            assert time.monotonic() < ends, (self.said(number), self.log(number))
+            time.sleep(0.1)
+        return found[0]
+
+    def error(self, number, seconds=60):
+        return self.until(number, lambda facts: "error" in facts, seconds)
+
+
+@pytest.fixture
+def job(tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def start(count, name, **keywords):
+            made = stack.enter_context(hosts(count))
+            running = Running(made, tmp_path, stack)
+            running.start(name, **keywords)
+            stack.callback(lambda: [(p.kill(), p.wait()) for p in running.launched])
+            return running
+
+        yield start
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_host_runs_its_own_workers(job, count):
+    running = job(count, "collect", variables={"GYM_WORKERS": "1"})
+    for process in running.launched:
+        assert process.wait(timeout=150) == 0, [running.log(n) for n in range(count)]
+    steps = [facts for n in range(count) for facts in running.said(n) if "groups" in facts]
+    assert len({pid for facts in steps for pid in facts["pids"]}) == count
+    first = [running.said(n)[0]["groups"] for n in range(count)]
+    assert sorted(index for share in first for index in share) == [0, 1, 2, 3, 4]
+
+
+def test_a_host_that_dies_ends_the_job_everywhere(job):
+    running = job(2, "endless", variables={"LINGER_S": "3"})
+    running.until(0, lambda facts: facts.get("ready") == 3)
+    running.hosts[1].kill()
+    error = running.error(0)
+    assert error["error"] in ("RankFailedError", "RolloutStreamError", "ActorDiedError")
+    assert "node 1 (10.203.0.2)" in error["text"] or "rank 1" in error["text"]
+
+
+def test_a_host_that_is_cut_off_is_found_on_both_sides(job):
+    running = job(2, "endless", variables={"LINGER_S": "3"})
+    running.until(0, lambda facts: facts.get("ready") == 3)
+    running.hosts[1].unplug()
+    here, there = running.error(0), running.error(1)
+    assert "node 1 (10.203.0.2)" in here["text"] or "rank 1" in here["text"]
+    assert there["error"] == "RankFailedError"
+    assert "rank 0" in there["text"]
+
+
+def test_a_host_with_another_secret_is_refused(job):
+    running = job(
+        2,
+        "collect",
+        variables={"LINGER_S": "3"},
+        of_host={0: {"GYMRL_SECRET": "one"}, 1: {"GYMRL_SECRET": "other"}},
+    )
+    assert running.error(0)["error"] == "AuthenticationError"
+    assert running.error(1)["cause"] == "AuthenticationError"

@@ -1,0 +1,99 @@
+"""Every rank enters; each gets whole groups; when one fails, all fail with the same cause."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_each_rank_gets_whole_groups_and_together_they_have_all(launch):
+    job = launch("collect")
+    assert job.code == 0, job.log
+    for call in range(2):
+        shares = [job.of(rank)[call] for rank in (0, 1)]
+        assert sorted(shares[0]["groups"] + shares[1]["groups"]) == [0, 1, 2, 3, 4]
+        assert {n for share in shares for n in share["samples"]} == {2}
+        assert {share["reward_mean"] for share in shares} == {0.25}
+    states = [facts["state"] for facts in job.said if "state" in facts]
+    assert states == [{"calls": 2, "version": 0, "position": 10, "pending": []}] * 2
+
+
+def test_plain_python_is_a_world_of_one(launch):
+    job = launch("collect", ranks=0)
+    assert job.code == 0, job.log
+    assert job.said[0]["groups"] == [0, 1, 2, 3, 4]
+    assert job.said[0]["size"] == 1
+
+
+def test_the_same_rollouts_come_out_whatever_the_number_of_ranks(launch):
+    alone = launch("collect", ranks=0)
+    shared = launch("collect", ranks=2)
+    together = sorted(t for rank in (0, 1) for t in shared.of(rank)[0]["tokens"])
+    assert together == sorted(alone.said[0]["tokens"])
+
+
+def test_a_group_that_exists_is_used_and_left(launch):
+    job = launch("existing_group")
+    assert job.code == 0, job.log
+    assert [facts["rank"] for facts in job.said if "group" in facts] in ([0, 1], [1, 0])
+
+
+def test_groups_of_a_stream_are_never_older_than_asked(launch):
+    job = launch("stream")
+    assert job.code == 0, job.log
+    for rank in (0, 1):
+        steps = [facts for facts in job.of(rank) if "staleness" in facts]
+        assert len(steps) == 4
+        assert max(age for step in steps for age in step["staleness"]) <= 1
+    states = [facts["state"] for facts in job.said if "state" in facts]
+    assert states[0] == states[1]
+    assert states[0]["position"] == 16 + len(states[0]["pending"])
+
+
+def test_several_gym_workers_share_a_nodes_groups(launch):
+    job = launch("collect", GYM_WORKERS="2")
+    assert job.code == 0, job.log
+    assert len({pid for facts in job.said for pid in facts.get("pids", [])}) == 2
+
+
+def test_a_rank_that_waits_does_not_burn_a_core(launch):
+    job = launch("idle")
+    assert job.code == 0, job.log
+    assert job.of(1)[0]["busy"] < 0.3
+
+
+@pytest.mark.parametrize("name", ["body_raises", "collective_waits"])
+def test_an_exception_on_one_rank_is_raised_on_all(launch, name):
+    job = launch(name, LINGER_S="6")
+    assert job.code != 0
+    errors = job.errors()
+    assert errors[1]["error"] == "KeyError"
+    assert errors[0]["error"] == "RankFailedError", errors
+    assert "rank 1" in errors[0]["text"]
+    assert "the trainer's own" in errors[0]["text"]
+    assert errors[0]["cause"] == "KeyError"
+
+
+def test_a_failing_engine_ends_every_rank_with_its_error(launch):
+    job = launch("engine_fails", LINGER_S="3")
+    errors = job.errors()
+    assert errors[0]["error"] == "RowValueError"
+    assert "'nowhere'" in errors[0]["text"]
+    assert errors[1]["error"] == "RankFailedError"
+    assert errors[1]["cause"] == "RowValueError"
+
+
+def test_a_killed_worker_without_restarts_ends_every_rank(launch):
+    job = launch("worker_dies", LINGER_S="3")
+    errors = job.errors()
+    assert errors[0]["error"] == "RolloutStreamError"
+    assert "exit code 3" in errors[0]["text"]
+    assert errors[1]["error"] == "RankFailedError"
+    assert "exit code 3" in errors[1]["text"]
+
+
+def test_a_rank_that_is_stopped_is_found_and_named(launch):
+    job = launch("rank_stuck", LINGER_S="1")
+    errors = job.errors()
+    assert errors[0]["error"] == "RankFailedError"
+    assert "rank 1" in errors[0]["text"]
+    assert "heartbeat_timeout_s" in errors[0]["text"]
