@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks [--quick] [NAME ...]
+    python -m benchmarks --readme
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from benchmarks.comparison import Report, table
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
+README = FOLDER / "README.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def packages() -> list[str]:
@@ -45,31 +48,55 @@ def run(name: str, quick: bool) -> int:
     return code
 
 
-def summary(names: list[str]) -> str:
-    """The comparisons of all packages that wrote a report of the common form."""
-    comparisons = []
+def reports(names: list[str]) -> list[Report]:
+    """The reports of the common form that packages have written last."""
+    found = []
     for name in names:
+        path = RESULTS / f"{name}.json"
         try:
-            content = (RESULTS / f"{name}.json").read_bytes()
-            comparisons += msgspec.json.decode(content, type=Report).comparisons
+            found.append(msgspec.json.decode(path.read_bytes(), type=Report))
         except (OSError, msgspec.DecodeError):
-            continue  # none was written, or in a form of its own
-    return table(comparisons)
+            print(f"{path.name}: no report of the common form", file=sys.stderr)
+    return found
+
+
+def measured(found: list[Report]) -> str:
+    """What full runs have found, as Markdown."""
+    parts = []
+    for report in found:
+        if not report.quick:
+            notes = [f"- {one.name}: {one.note}." for one in report.comparisons if one.note]
+            where = f"{report.machine}, Python {report.python}, {report.seconds:.0f} s"
+            lines = [f"### {report.package}", where, table(report.comparisons)]
+            parts += [*lines, "\n".join(dict.fromkeys(notes))]
+    return "\n\n".join(part for part in parts if part)
+
+
+def write_readme() -> int:
+    """Put the last results into the README."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    content = measured(reports(["actors", "rollout"]))
+    README.write_text(f"{before}{BEGIN}\n\n{content}\n\n{END}{after}")
+    return 0
 
 
 def main() -> int:
     """Run what was asked for; 1 where a target was missed or a benchmark failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="tiny sizes; nothing is judged")
+    parser.add_argument("--readme", action="store_true", help="only put results into README.md")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(packages()))
     chosen = parser.parse_args()
+    if chosen.readme:
+        return write_readme()
     unknown = sorted(set(chosen.names) - set(packages()))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; there are: {', '.join(packages())}")
     names = chosen.names or packages()
     RESULTS.mkdir(exist_ok=True)
     codes = [run(name, chosen.quick and takes_quick(name)) for name in names]
-    print(summary(names))
+    print(table([one for report in reports(names) for one in report.comparisons]))
     return int(any(codes))
 
 

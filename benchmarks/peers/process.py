@@ -47,6 +47,7 @@ class Peer:
             **os.environ,
             "PYTHONPATH": folder,  # a peer's own workers import its modules too
             "PYTHONWARNINGS": "ignore",
+            "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self._process = await asyncio.create_subprocess_exec(
