@@ -257,6 +257,9 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         servers: Server instances in Gym's own shape,
             ``{instance: {type: {impl: {entrypoint, ...}}}}``. An ``entrypoint`` of the form
             ``package.module:Class`` is one of ours and is started by the worker.
+        gym_python: The interpreter that has NeMo Gym. An ``entrypoint`` that is a script
+            (``app.py``) is then started in it as a process, and ``config_paths`` and the like are
+            read by Gym's own rules. None: scripts are servers that somebody else runs.
         registry_url: Address of a registry (head) server that someone else runs. Then `servers`
             must be empty.
         base_urls: OpenAI-compatible policy servers, with ``/v1``; servers take turns.
@@ -282,6 +285,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     servers: dict[str, Any] = {}
+    gym_python: str | None = None
     registry_url: str | None = None
     base_urls: tuple[str, ...] = ()
     model_name: str = "policy"

@@ -29,6 +29,7 @@ from gymrl.errors import (
     RolloutTimeout,
     ServerError,
 )
+from gymrl.gym.deaths import DeathWatch
 from gymrl.types import Failure, FailureKind
 
 if TYPE_CHECKING:
@@ -234,13 +235,19 @@ class GymClient:
     Args:
         pool: An open pool.
         row_timeout_s: Deadline of one call.
+        deaths: Ends the calls under way when a server dies; None: nobody tells of deaths.
         setting: The setting that holds the deadline, for the error.
     """
 
     def __init__(
-        self, pool: HttpPool, row_timeout_s: float, setting: str = "gym.row_timeout_s"
+        self,
+        pool: HttpPool,
+        row_timeout_s: float,
+        deaths: DeathWatch | None = None,
+        setting: str = "gym.row_timeout_s",
     ) -> None:
         self._pool = pool
+        self._deaths = deaths or DeathWatch()
         self._row_timeout_s = row_timeout_s
         self._setting = setting
 
@@ -249,12 +256,16 @@ class GymClient:
 
         Raises:
             RolloutTimeout: The deadline passed.
+            RolloutInfraFailure: A server of the worker died; names it.
             GymTransportError: Connection trouble, or HTTP 5xx, 408, 429.
             GymRequestError: Another HTTP 4xx.
         """
         what = f"row {row.index} (agent {agent!r})"
         try:
-            with deadline(self._row_timeout_s, f"{what}: an answer from {url}", self._setting):
+            with (
+                self._deaths.watching(),
+                deadline(self._row_timeout_s, f"{what}: an answer from {url}", self._setting),
+            ):
                 answer = await self._pool.post(url, row.body)
         except DeadlineExceeded as error:
             raise RolloutTimeout(

@@ -11,6 +11,8 @@ from gymrl.concurrency import gather_bounded
 from gymrl.errors import GymTransportError, RolloutFailure, ServerDiedError, ServerStartError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymrl.gym.client import HttpPool
 
 PROBE_INTERVAL_S = 0.1
@@ -67,9 +69,35 @@ async def wait_for_registry(pool: HttpPool, url: str, seconds: float) -> None:
     )
 
 
-async def wait_until_up(pool: HttpPool, name: str, url: str, waiting: set[str]) -> None:
-    """Ask until there is an answer, whatever its status; then take `name` out of `waiting`."""
+async def wait_until_up(
+    pool: HttpPool,
+    name: str,
+    url: str,
+    waiting: set[str],
+    check: Callable[[], None] | None = None,
+) -> None:
+    """Ask until there is an answer, whatever its status; then take `name` out of `waiting`.
+
+    Args:
+        pool: For asking.
+        name: The server.
+        url: What is asked for.
+        waiting: The names of servers that are not up.
+        check: Raises `ServerDiedError` when there is no use in waiting.
+
+    Raises:
+        ServerStartError: It ended before it answered.
+    """
     while True:
+        try:
+            if check is not None:
+                check()
+        except ServerDiedError as error:
+            raise ServerStartError(
+                f"{error.message}\n(before it had answered for the first time)",
+                instance=name,
+                url=url,
+            ) from error
         try:
             await pool.get(url)
         except RolloutFailure:

@@ -1,7 +1,7 @@
 """One server instance: one of ours in this event loop, or one that somebody else runs.
 
-A kind that starts real Gym servers in their own interpreter fits in beside these: it needs the
-three members of :class:`ServedInstance`.
+Real Gym servers, which run as processes in an interpreter of their own, are in
+:mod:`gymrl.gym.real_servers`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class ServedInstance(Protocol):
         """Make it listen; :attr:`url` is known after. Does not wait until it answers."""
         ...
 
+    def check(self) -> None:
+        """Raise `ServerDiedError` where it is known to be gone without asking it."""
+        ...
+
     async def stop(self) -> None:
         """Stop it; nothing of it remains. Safe to call twice."""
         ...
@@ -59,6 +63,9 @@ class EmbeddedInstance:
         self._opened = True
         await self._listener.start()
 
+    def check(self) -> None:
+        """It lives as long as this event loop."""
+
     async def stop(self) -> None:
         """Cancel its requests, stop listening, close the server."""
         await self._listener.stop()
@@ -78,6 +85,9 @@ class RemoteInstance:
 
     async def start(self) -> None:
         """Nothing to start."""
+
+    def check(self) -> None:
+        """Nothing is known of it."""
 
     async def stop(self) -> None:
         """Nothing to stop."""
@@ -102,7 +112,8 @@ async def make_instance(config: InstanceConfig, peers: Peers, ports: PortRange) 
         raise ConfigError(
             f"instance {config.name!r}: entrypoint {entrypoint!r} is not one of ours "
             "(package.module:Class), and it names no host and port of a server that runs; "
-            "start it elsewhere and give its address, or its registry as registry_url",
+            "set gym_python to start real Gym servers (app.py), or start it elsewhere and give its "
+            "address, or its registry as registry_url",
             setting=config.name,
         )
     # Importing an environment may take seconds and must not hold the loop.

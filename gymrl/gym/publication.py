@@ -62,16 +62,24 @@ def published_config(
     }
 
 
-def instance_rows(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``/server_instances``: a row for each instance with an address, relays left out."""
+def instance_rows(
+    config: Mapping[str, Any], processes: Mapping[str, tuple[int | None, str]] | None = None
+) -> list[dict[str, Any]]:
+    """``/server_instances``: a row for each instance with an address, relays left out.
+
+    Args:
+        config: As published.
+        processes: Id and directory of the instances that are processes of their own.
+    """
+    own = processes or {}
     return [
         {
             "config_path": instance.name,
-            "dir_path": "",
+            "dir_path": own.get(instance.name, (None, ""))[1],
             "entrypoint": instance.block.get("entrypoint"),
             "host": instance.block["host"],
             "name": instance.impl,
-            "pid": os.getpid(),
+            "pid": own.get(instance.name, (os.getpid(), ""))[0],
             "port": instance.block["port"],
             "process_name": instance.name,
             "server_type": instance.kind,

@@ -1,28 +1,39 @@
 """Start, watch and stop the servers of one worker.
 
 An instance of the configuration is an embedded server (``entrypoint: package.module:Class``), which
-runs here; or a server that somebody else runs at the ``host`` and ``port`` it names; or a model, of
+runs here; or a real Gym server (``entrypoint: app.py``, and `gym_python` is set), which runs as a
+process in the interpreter that has NeMo Gym; or a server that somebody else runs at the ``host`` and ``port`` it names; or a model, of
 which only the address matters.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import yaml
 
 from gymrl.concurrency import close_within, gather_bounded
 from gymrl.errors import ConfigError, ServerStartError
+from gymrl.gym.deaths import DeathWatch
 from gymrl.gym.embedded.base import Peers
 from gymrl.gym.health import check_alive, wait_until_up
 from gymrl.gym.instances import ServedInstance, make_instance
 from gymrl.gym.listener import Listener, PortRange
+from gymrl.gym.policy_relay import PolicyRelay
 from gymrl.gym.publication import (
     POLICY_MODEL,
     instance_rows,
     published_config,
     split_address,
     without_secrets,
+)
+from gymrl.gym.real_servers import (
+    asks_for_gym,
+    is_relay,
+    make_process_instances,
+    read_by_gym,
 )
 from gymrl.gym.registry import (
     AGENTS,
@@ -38,6 +49,7 @@ if TYPE_CHECKING:
 
     from gymrl.config import GymConfig
     from gymrl.gym.client import HttpPool
+    from gymrl.gym.real_servers import ProcessInstance
 
 STOP_TIMEOUT_S = 5.0
 REGISTRY = "registry"
@@ -60,7 +72,9 @@ class ServerSet:
         self._registry_listener = Listener(
             self._registry.application(), self._ports.fixed(None, registry_port)
         )
+        self._policy_relay: Listener | None = None
         self.table = RouteTable({})
+        self.deaths = DeathWatch()
 
     @property
     def registry_url(self) -> str:
@@ -94,35 +108,101 @@ class ServerSet:
             await self._start_registry()
             for url in base_urls:
                 split_address(url)
+            config, processes = await self._read_config(base_urls, model_name, waiting)
+            if processes and base_urls:
+                await self._start_policy_relay(pool, base_urls, model_name)
             peers = Peers(model_name, names_rollouts=self._config.token_source != "messages")
-            instances = read_instances(self._config.servers)
-            _introduce_models(peers, instances, base_urls)
-            waiting |= instances.keys()
-            for config in instances.values():
-                if config.kind != MODELS:
-                    self._instances.append(await make_instance(config, peers, self._ports))
-            for instance in self._instances:
-                await self._start_one(instance)
-                peers.set(instance.config.name, instance.url)
-            _check_references(instances, peers)
-            probes = {i.config.name: f"{i.url}/livez" for i in self._instances}
-            probes |= {f"{POLICY_MODEL} ({url})": f"{url}/models" for url in base_urls}
-            waiting.clear()
-            waiting |= probes.keys()
-            await gather_bounded(
-                lambda item: wait_until_up(pool, *item, waiting), sorted(probes.items())
+            for process in processes:
+                peers.set(process.config.name, process.url)
+            await self._start_others(config, peers, base_urls, waiting)
+            published = published_config(config, self._addresses(config), base_urls, model_name)
+            config_yaml = yaml.safe_dump(published, sort_keys=False, allow_unicode=True)
+            for process in processes:
+                process.configure(config_yaml)
+                await self._start_one(process)
+            await self._wait_until_up(pool, base_urls, waiting)
+            self.table = RouteTable(published)
+            rows = instance_rows(
+                published, {p.config.name: (p.pid, p.directory) for p in processes}
             )
+            self._registry.publish(without_secrets(published), rows)
         if scope.cancelled_caught:
             raise ServerStartError(
                 f"not ready within {seconds:g} s (set by gym.spinup_timeout_s): "
                 f"{', '.join(sorted(waiting))}",
                 instance=sorted(waiting)[0] if waiting else None,
             )
+
+    async def _read_config(
+        self, base_urls: list[str], model_name: str, waiting: set[str]
+    ) -> tuple[dict[str, Any], list[ProcessInstance]]:
+        """The instances, read by Gym where it has to; the real ones have ports but do not run."""
+        if not asks_for_gym(self._config):
+            return self._config.servers, []
+        waiting.add("NeMo Gym, reading the configuration")
+        real = await read_by_gym(self._config, base_urls, model_name)
+        waiting.clear()
+        processes = make_process_instances(self._config, real, self.deaths.report)
+        self._instances += processes
+        return real.config, processes
+
+    async def _start_policy_relay(
+        self, pool: HttpPool, base_urls: list[str], model_name: str
+    ) -> None:
+        relay = PolicyRelay(pool, [url.removesuffix("/v1") for url in base_urls], model_name)
+        self._policy_relay = Listener(relay.application(), self._ports)
+        await self._policy_relay.start()
+
+    async def _start_others(
+        self, config: dict[str, Any], peers: Peers, base_urls: list[str], waiting: set[str]
+    ) -> None:
+        """Start what is no process, and tell `peers` where it is."""
+        processes = {instance.config.name for instance in self._instances}
+        others = {n: i for n, i in read_instances(config).items() if n not in processes}
+        _introduce_models(peers, others, base_urls)
+        waiting |= others.keys()
+        made = [
+            await make_instance(instance, peers, self._ports)
+            for instance in others.values()
+            if instance.kind != MODELS and not self._is_stood_in_for(instance)
+        ]
+        self._instances += made
+        for instance in made:
+            await self._start_one(instance)
+            peers.set(instance.config.name, instance.url)
+        _check_references(others, peers)
+        waiting.clear()
+
+    def _is_stood_in_for(self, instance: InstanceConfig) -> bool:
+        """Whether an instance is a relay that nobody runs: its agent answers in its place."""
+        return is_relay(instance) and (
+            self._config.gym_python is not None or instance.block.get("port") is None
+        )
+
+    def _addresses(self, config: dict[str, Any]) -> dict[str, str]:
         addresses = {i.config.name: i.url for i in self._instances}
-        addresses["head_server"] = self.registry_url
-        published = published_config(self._config.servers, addresses, base_urls, model_name)
-        self.table = RouteTable(published)
-        self._registry.publish(without_secrets(published), instance_rows(published))
+        for instance in read_instances(config).values():
+            agent = instance.reference("agent_server")
+            if self._is_stood_in_for(instance) and agent in addresses:
+                addresses[instance.name] = addresses[agent]
+        if self._policy_relay is not None:
+            addresses[POLICY_MODEL] = self._policy_relay.url
+        return addresses | {"head_server": self.registry_url}
+
+    async def _wait_until_up(self, pool: HttpPool, base_urls: list[str], waiting: set[str]) -> None:
+        waiting |= {instance.config.name for instance in self._instances}
+        waiting |= {f"{POLICY_MODEL} ({url})" for url in base_urls}
+
+        async def server(instance: ServedInstance) -> None:
+            name, url = instance.config.name, f"{instance.url}/livez"
+            await wait_until_up(pool, name, url, waiting, instance.check)
+
+        async def policy(url: str) -> None:
+            await wait_until_up(pool, f"{POLICY_MODEL} ({url})", f"{url}/models", waiting)
+
+        waits = [partial(server, instance) for instance in self._instances]
+        waits += [partial(policy, url) for url in base_urls]
+        await gather_bounded(lambda wait: wait(), waits)
 
     async def _start_registry(self) -> None:
         try:
@@ -145,8 +225,11 @@ class ServerSet:
         """Ask every server whether it lives.
 
         Raises:
-            ServerDiedError: One does not answer; names it.
+            ServerDiedError: One does not answer; names it. A process of ours that ended is named
+                with its exit code and its last lines.
         """
+        for instance in self._instances:
+            instance.check()
         addresses = {i.config.name: i.url for i in self._instances}
         await check_alive(pool, {"registry": self.registry_url, **addresses})
 
@@ -158,6 +241,8 @@ class ServerSet:
             await close_within(instance.stop(), STOP_TIMEOUT_S, f"server {instance.config.name}")
 
         await gather_bounded(stop, instances)
+        if self._policy_relay is not None:
+            await self._policy_relay.stop()
         await self._registry_listener.stop()
 
 

@@ -86,7 +86,8 @@ class GymService(Actor):
         except BaseException:
             await close_within(self.shutdown(), SHUTDOWN_TIMEOUT_S, "a worker that did not start")
             raise
-        client = GymClient(self._pool, self._config.row_timeout_s)
+        deaths = self._servers.deaths if self._servers is not None else None
+        client = GymClient(self._pool, self._config.row_timeout_s, deaths)
         self._rows = RowServer(
             client,
             self._table,
