@@ -117,9 +117,9 @@ def prepared_file(
             f"{dataset.prepare_script} is under none of: {', '.join(str(r.path) for r in roots)}",
             setting="prepare_script",
         )
-    root = next((r.path for r in roots if script.is_relative_to(r.path)), script.parent)
+    folders = [root.path for root in roots]
     arguments = dataset.prepare_script_args or {}
-    returned = run_prepare_script(script, root, arguments, unresolved(config)).resolve()
+    returned = run_prepare_script(script, folders, arguments, unresolved(config)).resolve()
     expected = [(r.path / dataset.jsonl_fpath).resolve() for r in roots]
     if returned not in expected:
         raise ConfigError(

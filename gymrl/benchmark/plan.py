@@ -275,13 +275,14 @@ class PlannedBenchmark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ConfigError: It is no planned benchmark, or its rows are not those of its plan.
         """
         planned = decoded(text, cls, "the planned benchmark")
-        digests = {row_task_id(row): task_digest(row) for row in planned.rows}
-        if digests != planned.task_digests():
-            known = planned.task_digests().items()
-            changed = sorted(str(found) for found, _ in digests.items() ^ known)
+        digests = planned.task_digests()
+        found = [(str(row_task_id(row)), task_digest(row)) for row in planned.rows]
+        differing = {name for name, digest in found if digests.get(name) != digest}
+        differing |= digests.keys() - {name for name, _ in found}
+        if differing:
             raise ConfigError(
-                f"the rows are not those of the plan; they differ in the tasks "
-                f"{list(dict.fromkeys(changed))[:_SHOWN_IDS]}",
+                "the rows are not those of the plan; they differ in the tasks "
+                f"{sorted(differing)[:_SHOWN_IDS]}",
                 setting="rows",
             )
         return planned

@@ -15,6 +15,7 @@ import sys
 import threading
 from contextvars import ContextVar
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -22,13 +23,13 @@ import yaml
 from gymrl.errors import ConfigError, GymrlError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from types import ModuleType
+    from collections.abc import Iterator, Mapping, Sequence
 
 CONFIG_VARIABLE = "NEMO_GYM_CONFIG_DICT"
 _PEER_MODULE = "nemo_gym.global_config"
 _PEER_CACHE = "_GLOBAL_CONFIG_DICT"
 _MODULE = "gymrl_prepare_script"
+_PACKAGE = "benchmarks"
 
 _running = threading.RLock()
 _config: ContextVar[dict[str, Any] | None] = ContextVar("prepare_config", default=None)
@@ -47,20 +48,21 @@ def prepare_config() -> dict[str, Any]:
 
 
 def run_prepare_script(
-    script: Path, root: Path, arguments: Mapping[str, Any], config: dict[str, Any]
+    script: Path, folders: Sequence[Path], arguments: Mapping[str, Any], config: dict[str, Any]
 ) -> Path:
     """Call a script's ``prepare`` and return the path that it returned.
 
     Args:
         script: The file.
-        root: Importable while the script runs.
+        folders: Search roots: importable while the script runs, the first ones first, and
+            ``benchmarks`` is the package of what they hold.
         arguments: Of ``prepare``.
         config: What the script sees as its configuration.
 
     Raises:
         ConfigError: The file does not load, has no ``prepare``, or that raised or returned no path.
     """
-    with _running, _visible(config), _importable(root):
+    with _running, _visible(config), _importable(folders), _benchmarks_package(folders):
         prepare = getattr(_load(script), "prepare", None)
         if not callable(prepare):
             raise ConfigError(
@@ -127,24 +129,43 @@ def _visible(config: dict[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _importable(root: Path) -> Iterator[None]:
-    """Let the script import what lies beside it; modules that only `root` gave are forgotten."""
+def _importable(folders: Sequence[Path]) -> Iterator[None]:
+    """Let the script import what lies in the roots; modules that only they gave are forgotten."""
     path, modules = list(sys.path), set(sys.modules)
-    was_importable = str(root) in path
-    if not was_importable:
-        sys.path.insert(0, str(root))
+    added = [folder for folder in folders if str(folder) not in path]
+    sys.path[:0] = [str(folder) for folder in added]
     try:
         yield
     finally:
         sys.path[:] = path
         sys.modules.pop(_MODULE, None)
-        if not was_importable:
-            for name in set(sys.modules) - modules:
-                if _lies_under(sys.modules[name], root):
-                    del sys.modules[name]
+        for name in set(sys.modules) - modules:
+            if _lies_under(sys.modules[name], added):
+                del sys.modules[name]
 
 
-def _lies_under(module: ModuleType, root: Path) -> bool:
+@contextlib.contextmanager
+def _benchmarks_package(folders: Sequence[Path]) -> Iterator[None]:
+    """Let ``benchmarks`` be the roots' package, whatever else is called so where we run."""
+    ours = {name: module for name, module in sys.modules.items() if _is_benchmarks(name)}
+    for name in ours:
+        del sys.modules[name]
+    package = ModuleType(_PACKAGE)
+    package.__path__ = [str(folder / _PACKAGE) for folder in folders]
+    sys.modules[_PACKAGE] = package
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if _is_benchmarks(name)]:
+            del sys.modules[name]
+        sys.modules.update(ours)
+
+
+def _is_benchmarks(name: str) -> bool:
+    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
+
+
+def _lies_under(module: ModuleType, folders: Sequence[Path]) -> bool:
     file = getattr(module, "__file__", None)
     places = [file] if file else list(getattr(module, "__path__", None) or [])
-    return any(Path(place).is_relative_to(root) for place in places)
+    return any(Path(place).is_relative_to(folder) for place in places for folder in folders)

@@ -123,7 +123,7 @@ def _commit(folder: Path) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(folder), *arguments],
+        ["git", "--no-optional-locks", "-C", str(folder), *arguments],
         capture_output=True,
         text=True,
         check=True,

@@ -149,37 +149,32 @@ def serving_config(config: DictConfig, registry_port: int | None) -> ServingConf
     """
     served = _served_instances(config)
     settings = {name: value_of(config, name) for name in _SETTINGS}
-    urls = settings.get("policy_base_url") or []
-    base_urls = [urls] if isinstance(urls, str) else urls
-    if not base_urls or not all(
-        isinstance(url, str) and url.startswith(("http://", "https://")) for url in base_urls
-    ):
-        raise ConfigError(
-            f"policy_base_url={urls!r}: give the URL of the model's endpoint, with /v1, in "
-            "overrides",
-            setting="policy_base_url",
-        )
-    name, key = settings.get("policy_model_name"), settings.get("policy_api_key")
+    name, key = settings["policy_model_name"], settings["policy_api_key"]
     if not isinstance(name, str) or not name:
         raise ConfigError(
             f"policy_model_name={name!r}: give the model's name in overrides",
             setting="policy_model_name",
         )
-    gym = GymConfig(
-        servers=served,
-        model_name=name,
-        host=settings.get("default_host") or "127.0.0.1",
-        port_range_low=settings.get("port_range_low"),
-        port_range_high=settings.get("port_range_high"),
-        spinup_timeout_s=_seconds(settings, "server_spinup_timeout_seconds"),
+    base_urls = _base_urls(settings["policy_base_url"])
+    gym = GymConfig.from_dict(
+        {
+            "servers": served,
+            "model_name": name,
+            "host": settings["default_host"] or "127.0.0.1",
+            "port_range_low": settings["port_range_low"],
+            "port_range_high": settings["port_range_high"],
+            "spinup_timeout_s": _seconds(settings, "server_spinup_timeout_seconds"),
+        }
     )
-    head = settings.get("head_server") or {}
-    port = registry_port if registry_port is not None else head.get("port")
+    head = settings["head_server"]
+    port = registry_port
+    if port is None and isinstance(head, dict):
+        port = head.get("port")
     if port is not None and (type(port) is not int or not 0 < port < 65536):
         raise ConfigError(f"registry_port={port!r}: must be a port", setting="registry_port")
     return ServingConfig(
         gym=gym,
-        base_urls=tuple(base_urls),
+        base_urls=base_urls,
         api_key=str(key) if key else None,
         registry_port=port,
         readiness_timeout_s=_seconds(settings, "model_endpoint_readiness_timeout_seconds"),
@@ -197,6 +192,21 @@ _SETTINGS = (
     "server_spinup_timeout_seconds",
     "model_endpoint_readiness_timeout_seconds",
 )
+
+
+def _base_urls(given: object) -> tuple[str, ...]:
+    urls = [given] if isinstance(given, str) else given
+    if (
+        not isinstance(urls, list)
+        or not urls
+        or not all(isinstance(u, str) and u.startswith(("http://", "https://")) for u in urls)
+    ):
+        raise ConfigError(
+            f"policy_base_url={given!r}: give the URL of the model's endpoint, with /v1, in "
+            "overrides",
+            setting="policy_base_url",
+        )
+    return tuple(urls)
 
 
 def _seconds(settings: Mapping[str, Any], name: str) -> float:
