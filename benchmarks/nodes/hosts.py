@@ -7,6 +7,7 @@ host can be killed, or its cable pulled.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ from typing import IO
 
 ROOT = Path(__file__).parents[2]
 PORT = 29500
+
+_number = itertools.count()
 
 
 def why_not() -> str | None:
@@ -113,7 +116,8 @@ class Host:
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
     """So many hosts, plugged into one bridge; gone with all their processes at the end."""
-    prefix = f"grl{os.getpid() % 100000}"
+    # A namespace that is deleted goes a while later: no two ever have the same name.
+    prefix = f"g{os.getpid() % 100000}x{next(_number)}"
     bridge = f"{prefix}br"
     made = [Host(prefix, number) for number in range(count)]
     _ip("link", "add", bridge, "type", "bridge")

@@ -41,7 +41,7 @@ class TorchrunConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         heartbeat_timeout_s: A rank that shows nothing for so long is gone, and the job ends.
         transfer_timeout_s: Deadline of moving a step's tokens to the ranks, of gathering the
             parameters, and of any collective in the groups that are made here.
-        collect_timeout_s: Deadline of one :meth:`~gymrl.torchrun.Rollouts.collect`, the time in
+        collect_timeout_s: Deadline of one :meth:`~gymrl.torchrun.session.Rollouts.collect`, the time in
             which rank 0 generates included; None: the rollouts' own deadlines alone.
         barrier_timeout_s: How long ranks wait for each other at a weight update and at the end of
             the block.
