@@ -95,8 +95,20 @@ def engine_fails():
 def worker_dies():
     with gymrl.torchrun.rollouts(config(worker_restarts=0)) as rollouts:
         rows = latency_rows(4)
-        rows[2]["responses_create_params"]["input"][0]["content"] = "die"
+        row = int(os.environ.get("DIE_ROW", "2"))
+        rows[row]["responses_create_params"]["input"][0]["content"] = "die"
         rollouts.collect(rows)
+
+
+def poison_row():
+    with gymrl.torchrun.rollouts(config(worker_restarts=8, failure_policy="mask")) as rollouts:
+        rows = latency_rows(4)
+        rows[1]["responses_create_params"]["input"][0]["content"] = "die"
+        share = rollouts.collect(rows)
+        failed = [f.error for group in share.groups for f in group.failures]
+        say(rank=rollouts.rank, failed=failed, metrics=share.metrics)
+        share = rollouts.collect(latency_rows(4))
+        say(rank=rollouts.rank, **facts(share))
 
 
 def rank_killed():

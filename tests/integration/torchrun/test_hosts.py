@@ -107,3 +107,23 @@ def test_a_host_with_another_secret_is_refused(job):
     )
     assert running.error(0)["error"] == "AuthenticationError"
     assert running.error(1)["cause"] == "AuthenticationError"
+
+
+def test_a_worker_that_dies_on_another_host_is_told_of_with_its_exit_code(job):
+    running = job(2, "worker_dies", variables={"LINGER_S": "3", "DIE_ROW": "1"})
+    error = running.error(0)
+    assert error["error"] == "RolloutStreamError"
+    assert "exit code 3" in error["text"]
+    assert "node 1 (10.203.0.2)" in error["text"]
+    assert running.error(1)["cause"] == "RolloutStreamError"
+
+
+def test_a_row_that_kills_workers_fails_alone_and_its_host_goes_on(job):
+    running = job(2, "poison_row")
+    for process in running.launched:
+        assert process.wait(timeout=150) == 0, [running.log(n) for n in range(2)]
+    first = [running.said(n)[0] for n in range(2)]
+    assert [error for facts in first for error in facts["failed"]] == ["PoisonError"]
+    assert first[0]["metrics"]["samples"] == 3.0
+    second = [pid for n in range(2) for pid in running.said(n)[1]["pids"]]
+    assert len(set(second)) == 2
