@@ -57,12 +57,17 @@ def read_rows(path: str | Path, limit: int | None = None) -> list[dict[str, Any]
 
 
 def read_servers(path: str | Path) -> dict[str, Any]:
-    """The server instances of a YAML file in Gym's shape; its other keys are left out.
+    """The server instances of a YAML file in Gym's shape.
+
+    Its other keys are left out, unless it includes Gym's own files (``config_paths``, which may be
+    an empty list): then Gym reads it, and needs all of it.
 
     Raises:
         ConfigError: The file cannot be read, or no key of it is a server instance.
     """
     values = read_mapping(path)
+    if "config_paths" in values:
+        return values
     servers = {
         name: block
         for name, block in values.items()

@@ -35,7 +35,7 @@ class RealServers(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration as Gym reads it.
 
     Attributes:
-        config: Includes and references resolved; blocks of gymrl's own servers as they were given.
+        config: Includes and references resolved.
         directories: Where the implementation of each instance to start is.
     """
 
@@ -101,9 +101,7 @@ async def read_by_gym(config: GymConfig, base_urls: Sequence[str], model_name: s
         )
     resolved: dict[str, Any] = answer["config"]
     for name, instance in read_instances(resolved).items():
-        if name in config.servers and not is_real(instance):
-            resolved[name] = config.servers[name]
-        elif instance.block.get("port") == -1:  # "none yet", of Gym's reading without a network
+        if instance.block.get("port") == -1:  # "none yet", of Gym's reading without a network
             del resolved[name][instance.kind][instance.impl]["port"]
     started = instances_to_start(resolved, base_urls)
     _refuse_ray(started, answer)
