@@ -60,6 +60,7 @@ class ProcessHandle(ActorHandle):
         self._close_error: Exception | None = None
         self._death: tuple[str, str] | None = None
         self._reason = ""
+        self._was_killed = False
         self._watchers: list[asyncio.Task[None]] = []
         self._on_death: list[Callable[[], None]] = []
 
@@ -278,6 +279,7 @@ class ProcessHandle(ActorHandle):
 
     def kill(self) -> None:
         """Kill the child and all it started; what is in flight fails within moments."""
+        self._was_killed = True
         if self._process is not None:
             self._process.kill()
 
@@ -315,7 +317,7 @@ class ProcessHandle(ActorHandle):
                     logger.warning("%s did not close within %g s and is killed", name, seconds)
                 elif not await process.wait(_EXIT_S):
                     logger.warning("%s closed but did not exit and is killed", name)
-                elif not process.has_closed:
+                elif not (process.has_closed or self._was_killed):
                     logger.warning("its close() did not run to its end: %s", self._died())
         except ActorError as error:
             logger.debug("%s was gone before it could close: %s", name, error)

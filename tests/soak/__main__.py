@@ -17,7 +17,7 @@ import psutil
 
 from gymrl.actors import spawn
 from tests.integration.actors.fuzzing import Fuzzer
-from tests.integration.actors.watching import what_is_open
+from tests.integration.actors.watching import what_is_left, what_is_open
 from tests.soak import spawns
 from tests.soak.rows import RowSoak
 
@@ -38,17 +38,10 @@ def processes_left() -> int:
 
 
 async def settled(before: dict[str, int]) -> dict[str, int]:
-    """What is open now and was not before; a second is given to what is just ending."""
-    left: dict[str, int] = {}
-    for _ in range(40):
-        now = what_is_open()
-        left = {name: now[name] - before[name] for name in before if now[name] != before[name]}
-        orphans = processes_left()
-        if orphans:
-            left["processes"] = orphans
-        if not left:
-            break
-        await anyio.sleep(0.05)
+    """What is open now, or runs anywhere, and did not before."""
+    left = await what_is_left(before)
+    if orphans := processes_left():
+        left["processes"] = orphans
     return left
 
 

@@ -299,8 +299,8 @@ def test_a_pause_of_this_side_is_not_taken_for_the_others_silence():
         async with serve_actor(Tiny, secret=SECRET, options=options) as server:
             handle = connect_actor(Tiny, server.host, server.port, secret=SECRET, options=options)
             async with handle as tiny:
-                for _ in range(3):
-                    time.sleep(1.5)
+                for _ in range(2):
+                    time.sleep(1.2)
                     await anyio.sleep(0.3)
                 assert await tiny.call("ping_back", 4) == 4
 

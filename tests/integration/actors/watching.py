@@ -56,12 +56,24 @@ def what_is_open() -> dict[str, int]:
         "children": len(process.children(recursive=True)),
         "tasks": len(tasks),
         "threads": process.num_threads(),
-        "segments": len(os.listdir("/dev/shm")),
-        "memory_files": memory_files(),
+        "segments": segments(),
     }
 
 
-def memory_files() -> int:
-    """Mappings of anonymous memory files, as shared segments are."""
+def segments() -> int:
+    """Mappings of shared memory, named or not."""
     with open("/proc/self/maps", encoding="utf-8") as file:
-        return sum("memfd:gymrl" in line for line in file)
+        return sum("memfd:gymrl" in line or "/dev/shm/" in line for line in file)
+
+
+async def what_is_left(before: dict[str, int], seconds: float = 5.0) -> dict[str, int]:
+    """What is open now and was not before; so many seconds are given to what is just ending."""
+    left: dict[str, int] = {}
+    with anyio.move_on_after(seconds):
+        while True:
+            now = what_is_open()
+            left = {name: now[name] - before[name] for name in before if now[name] != before[name]}
+            if not left:
+                break
+            await anyio.sleep(0.05)
+    return left
