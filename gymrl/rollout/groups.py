@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -65,8 +65,10 @@ class GroupAccumulator:
         self._rows = tuple(rows)
         self._size = group_size
         self._mixed = allow_mixed_agents
-        self._results: list[RowResult | None] = [None] * len(rows)
+        # A group that was handed over leaves nothing but the mark that its rows have come.
+        self._results: list[RowResult | Literal["handed over"] | None] = [None] * len(rows)
         self._left = [group_size] * (len(rows) // group_size)
+        self._open_groups = len(self._left)
         if not allow_mixed_agents:
             for group in range(len(self._left)):
                 self._check_task(group)
@@ -92,7 +94,7 @@ class GroupAccumulator:
     @property
     def is_complete(self) -> bool:
         """Every row has arrived."""
-        return not any(self._left)
+        return self._open_groups == 0
 
     @property
     def missing(self) -> list[int]:
@@ -115,9 +117,16 @@ class GroupAccumulator:
         self._left[group] -= 1
         if self._left[group]:
             return None
-        start = group * self._size
-        results = tuple(r for r in self._results[start : start + self._size] if r is not None)
-        return CompletedGroup(index=group, rows=self._group_rows(group), results=results)
+        self._open_groups -= 1
+        return CompletedGroup(
+            index=group, rows=self._group_rows(group), results=self._hand_over(group)
+        )
+
+    def _hand_over(self, group: int) -> tuple[RowResult, ...]:
+        places = slice(group * self._size, (group + 1) * self._size)
+        results = tuple(r for r in self._results[places] if isinstance(r, RowResult))
+        self._results[places] = ["handed over"] * self._size
+        return results
 
     def checked_index(self, index: object) -> int:
         """`index` as a plain integer, if a row with it may arrive now.
@@ -150,7 +159,7 @@ class GroupAccumulator:
             return
         start = group * self._size
         for other in self._results[start : start + self._size]:
-            if other is None or isinstance(other.outcome, Failure):
+            if not isinstance(other, RowResult) or isinstance(other.outcome, Failure):
                 continue
             if other.agent != result.agent:
                 raise RowIndexValueError(

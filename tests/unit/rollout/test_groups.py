@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +54,22 @@ def test_a_group_leaves_when_its_last_row_arrives_in_row_order():
     assert [r.index for r in completed.results] == [3, 4, 5]
     assert not groups.is_complete
     assert groups.missing == [1, 2]
+
+
+def test_a_group_that_was_handed_over_is_not_kept():
+    groups = GroupAccumulator(batch(4), 2)
+    assert groups.add(result(0)) is None
+    last = result(1)
+    watched = weakref.ref(last.outcome.token_ids)
+    completed = groups.add(last)
+    del last
+    assert watched() is completed.results[1].outcome.token_ids
+    del completed
+    gc.collect()
+    assert watched() is None
+    with pytest.raises(RowIndexValueError, match="row 1 arrived twice"):
+        groups.add(result(1))
+    assert groups.missing == [2, 3]
 
 
 @settings(deadline=None, max_examples=60)
