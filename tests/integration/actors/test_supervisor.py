@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 
 import anyio
@@ -183,3 +185,42 @@ async def test_supervised_twins_run_in_this_process():
         counters.workers[0].kill()
         assert await counters.call("add", 1) in (2, 3)
         await until(lambda: len(counters.workers) == 2)
+
+
+async def test_a_restart_without_descriptors_is_tried_again_and_no_call_waits_for_ever():
+    # A failed start that was no ActorError left its worker in "starting", and its callers waiting.
+    policy = RestartPolicy(restarts=200, backoff_s=0.05, max_backoff_s=0.1)
+    async with Supervisor(Counter, policy=policy, start=1) as counters:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 20, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            os.kill(counters.workers[0].pid, signal.SIGKILL)
+            async with anyio.create_task_group() as group:
+                group.start_soon(counters.call, "add", 1)
+                await anyio.sleep(0.5)
+                assert [worker.state for worker in await counters.health()] != ["ready"]
+                for descriptor in taken:
+                    os.close(descriptor)
+                taken.clear()
+            assert await counters.call("add", 1) == 3
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_restart_without_end_of_bad_starts_tells_its_callers():
+    policy = RestartPolicy(restarts=2, backoff_s=0.01)
+    async with Supervisor(Counter, policy=policy) as counters:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 2, hard))
+        try:
+            os.kill(counters.workers[0].pid, signal.SIGKILL)
+            with anyio.fail_after(20), pytest.raises(ActorDiedError, match="Too many open files"):
+                await counters.call("add", 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
