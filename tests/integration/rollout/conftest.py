@@ -27,6 +27,7 @@ def make_engine(log):
             base_urls=() if "generation" in settings else ("http://127.0.0.1:2/v1",),
         )
         settings.setdefault("max_data_attempts", 1)
+        settings.setdefault("retry_delay_s", 0.05)
         config = RolloutConfig(gym=gym, **settings)
         fleet = Fleet(config, gym=FakeWorker, generation=FakeGeneration)
         return RolloutEngine(config, observer=observer, scoring=scoring, accept=accept, fleet=fleet)

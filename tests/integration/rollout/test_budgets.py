@@ -51,6 +51,7 @@ def open_engine():
 
     def make(server, *, row_timeout_s=2.0, **settings):
         gym = GymConfig(registry_url=server.url, row_timeout_s=row_timeout_s)
+        settings.setdefault("retry_delay_s", 0.05)
         return RolloutEngine(RolloutConfig(gym=gym, in_process=True, **settings))
 
     return make
@@ -206,7 +207,7 @@ async def test_a_server_whose_code_raises_for_one_row_costs_no_other_row(caplog)
         block = {"entrypoint": "tests.integration.rollout.servers:BrokenAgent"}
         servers = {"math": {"responses_api_agents": {"a": block}}}
         gym = GymConfig(servers=servers, base_urls=(f"{policy.url}/v1",))
-        config = RolloutConfig(gym=gym, max_infra_attempts=2)
+        config = RolloutConfig(gym=gym, max_infra_attempts=2, retry_delay_s=0.5)
         rows = [row("math") for _ in range(100)]
         rows[57]["broken"] = "x"
         async with RolloutEngine(config) as engine:

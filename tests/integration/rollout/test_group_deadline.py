@@ -78,7 +78,7 @@ async def test_the_consumers_own_time_makes_no_group_late(make_engine, row):
 
 async def test_a_row_that_waits_for_another_attempt_is_late_too(make_engine, row):
     rows = [row(fail_times=9, kind="infra", error="GymTransportError")]
-    async with make_engine(group_timeout_s=1.0, failure_policy="mask") as engine:
+    async with make_engine(group_timeout_s=1.0, retry_delay_s=0.5, failure_policy="mask") as engine:
         with anyio.fail_after(20):
             (group,) = await engine.run(rows)
     (failure,) = group.failures
