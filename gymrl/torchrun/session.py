@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from anyio.from_thread import start_blocking_portal
 from gymrl.actors import serve_actor
 from gymrl.concurrency import close_within
 from gymrl.config import RolloutConfig
+from gymrl.errors import DeadlineExceeded
 from gymrl.generation.weights import TensorWeights
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.torchrun.ahead import Ahead, AheadPlan, Ordered, derived_seed
@@ -137,6 +139,7 @@ class Rollouts:
         self._portal_stack = contextlib.ExitStack()
         self._node: NodeWorkers | None = None
         self._engine: RolloutEngine | None = None
+        self._ahead: Ahead | None = None
         self._server: Any = None
         self._key = ""
 
@@ -217,6 +220,7 @@ class Rollouts:
         world = self._open_world
         seconds, setting = self.config.barrier_timeout_s, "barrier_timeout_s"
         world.barrier("the end of the block", seconds, setting)
+        self._close_ahead()
         if self._engine is not None:
             engine, self._engine = self._engine, None
             self._await(engine.__aexit__, None, None, None)
@@ -229,8 +233,9 @@ class Rollouts:
         """Tell the others, end what is here, and raise what came first if that is not `error`."""
         world = self._open_world
         first = world.fail(error)
-        engine, self._engine = self._engine, None
         try:
+            self._close_ahead()
+            engine, self._engine = self._engine, None
             if engine is not None and self._portal is not None:
                 self._portal.call(_close_engine, engine)
             self._close_node()
@@ -239,6 +244,11 @@ class Rollouts:
             world.close()
         if first is not error:
             raise first from first.__cause__
+
+    def _close_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and self._portal is not None:
+            self._portal.call(ahead.aclose)
 
     def _close_node(self) -> None:
         if self._portal is None:
@@ -258,13 +268,23 @@ class Rollouts:
             raise RuntimeError("these rollouts are not open: use them inside `with`")
         return self._world
 
-    def _await(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    def _await(
+        self, function: Callable[..., Awaitable[T]], *args: Any, seconds: float | None = None
+    ) -> T:
         """Run something in the loop's thread; look for bad news meanwhile."""
         future: concurrent.futures.Future[T] = self._portal.start_task_soon(function, *args)
+        began = time.monotonic()
         try:
-            while not future.done():
-                concurrent.futures.wait([future], timeout=_LOOK_S)
+            while not concurrent.futures.wait([future], timeout=_LOOK_S).done:
                 self._open_world.check()
+                if seconds is not None and time.monotonic() - began > seconds:
+                    raise DeadlineExceeded(
+                        f"step {self._handouts} took longer than {seconds:g} s (set by "
+                        "collect_timeout_s)",
+                        what=f"step {self._handouts}",
+                        seconds=seconds,
+                        setting="collect_timeout_s",
+                    )
             return future.result()
         finally:
             if not future.done():
@@ -323,7 +343,10 @@ class Rollouts:
 
         def make() -> _Step:
             profile = self._seeded(sampling, call)
-            return self._await(self._roll_out, rows, num_generations, profile, training)
+            seconds = self.config.collect_timeout_s
+            return self._await(
+                self._roll_out, rows, num_generations, profile, training, seconds=seconds
+            )
 
         return self._hand_out(make)
 
@@ -390,16 +413,18 @@ class Rollouts:
                 ),
                 again=self._pending,
             )
+            self._ahead = ahead
         try:
             while True:
                 yield self._hand_out(lambda: self._next_of(ahead), ahead)
         finally:
-            if ahead is not None and self._portal is not None:
-                self._portal.call(ahead.aclose)
+            self._close_ahead()
 
     def _next_of(self, ahead: Ahead | None) -> _Step:
         assert ahead is not None
-        orders: list[Ordered] = self._await(ahead.next_step, self.version)
+        orders: list[Ordered] = self._await(
+            ahead.next_step, self.version, seconds=self.config.collect_timeout_s
+        )
         groups = [
             msgspec.structs.replace(order.group, index=index)
             for index, order in enumerate(orders)

@@ -357,6 +357,12 @@ class RemoteWorker(ActorHandle):
         for callback in self._on_death:
             callback()
 
+    def ended(self, error: ActorDiedError) -> ActorDiedError:
+        """Something asked of it found it dead: the same, with where it was."""
+        located = ActorDiedError(f"{self._where}: {error.message}", **error.fields)
+        self.died(located)
+        return located
+
     def check(self) -> None:
         """Raise how it ended, if it did."""
         if self._death is not None:
@@ -370,8 +376,7 @@ class RemoteWorker(ActorHandle):
         try:
             return await self._host.call(method, self.name, *args, **kwargs)
         except ActorDiedError as error:
-            self.died(error)
-            raise
+            raise self.ended(error) from error
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ActorStream:
         """Stream from there; see :meth:`ActorHandle.stream`."""
@@ -403,8 +408,7 @@ class _RemoteStream(ActorStream):
         try:
             return await self._inner.__anext__()
         except ActorDiedError as error:
-            self._worker.died(error)
-            raise
+            raise self._worker.ended(error) from error
 
     async def aclose(self) -> None:
         """Cancel the producer and wait until it has ended."""

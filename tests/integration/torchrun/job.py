@@ -127,6 +127,20 @@ def rank_stuck():
         rollouts.update_weights(torch.nn.Linear(1, 1))
 
 
+def stream_body_raises():
+    with gymrl.torchrun.rollouts(config(), rows=latency_rows(6)) as rollouts:
+        for _ in rollouts.stream(num_generations=2, groups_per_step=4, max_staleness=3):
+            raise KeyError("the trainer's own")
+
+
+def late():
+    slow = TorchrunConfig(
+        rollout=latency_config(POLICY, latency_s=60), heartbeat_timeout_s=4, collect_timeout_s=1.5
+    )
+    with gymrl.torchrun.rollouts(slow) as rollouts:
+        rollouts.collect(latency_rows(2))
+
+
 def endless():
     with gymrl.torchrun.rollouts(config(worker_restarts=0)) as rollouts:
         for number in range(100_000):

@@ -97,3 +97,16 @@ def test_a_rank_that_is_stopped_is_found_and_named(launch):
     assert errors[0]["error"] == "RankFailedError"
     assert "rank 1" in errors[0]["text"]
     assert "heartbeat_timeout_s" in errors[0]["text"]
+
+
+def test_leaving_a_stream_by_an_error_ends_what_runs_ahead(launch):
+    job = launch("stream_body_raises", ranks=0)
+    assert job.said[-1]["error"] == "KeyError"
+    assert "never" not in job.log
+    assert "Task was destroyed" not in job.log
+
+
+def test_a_step_that_takes_too_long_is_given_up(launch):
+    job = launch("late", ranks=0)
+    assert job.said[-1]["error"] == "DeadlineExceeded"
+    assert "collect_timeout_s" in job.said[-1]["text"]
