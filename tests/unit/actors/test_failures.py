@@ -112,3 +112,30 @@ def test_a_brief_description_is_small():
 def test_any_arguments_of_builtins_travel(kind, args):
     error = travelled(kind(*args))
     assert isinstance(error, (kind, RemoteError))
+
+
+def test_attributes_that_raise_below_exception_do_not_escape():
+    # An `args` that raises KeyboardInterrupt once ended the worker that described it.
+    class Hostile(Exception):
+        @property
+        def args(self):
+            raise KeyboardInterrupt
+
+        @property
+        def __cause__(self):
+            raise SystemExit(3)
+
+        def __str__(self):
+            raise GeneratorExit
+
+    data = describe(Hostile())
+    assert data.type.endswith("Hostile")
+    assert "GeneratorExit" in data.message
+    assert type(rebuild(data)) is RemoteError
+
+
+def test_an_error_number_beyond_64_bits_travels_as_text():
+    data = describe(OSError(-(2**63) - 1, "", ""))
+    crossed = msgspec.msgpack.decode(msgspec.msgpack.encode(data), type=type(data))
+    assert crossed == data
+    assert isinstance(rebuild(crossed), Exception)
