@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gymrl.benchmark import tool_arithmetic
+from gymrl.benchmark import instructions, tool_arithmetic
 from gymrl.benchmark.reasoning_gym import ReasoningGymPreset, load_reasoning_gym
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError
@@ -45,6 +45,7 @@ def list_benchmarks() -> tuple[BenchmarkInfo, ...]:
             "any dataset of the reasoning-gym package; its settings are parameters",
         ),
         BenchmarkInfo(tool_arithmetic.NAME, tool_arithmetic.DESCRIPTION),
+        BenchmarkInfo(instructions.NAME, instructions.DESCRIPTION),
     )
 
 
@@ -58,7 +59,8 @@ def load_benchmark(
     """Make a shipped benchmark: its rows and its servers.
 
     Args:
-        name: ``chain_sum``, ``reasoning_gym/<dataset>`` or ``tool_arithmetic``.
+        name: ``chain_sum``, ``reasoning_gym/<dataset>``, ``tool_arithmetic`` or
+            ``instruction_following``.
         num_tasks: How many tasks.
         seed: Decides the tasks; two seeds give different ones.
         params: The benchmark's own parameters.
@@ -72,6 +74,8 @@ def load_benchmark(
         return load_reasoning_gym(_CHAIN_SUM, num_tasks=num_tasks, seed=seed, params=given)
     if name == tool_arithmetic.NAME:
         return tool_arithmetic.load_tool_arithmetic(num_tasks=num_tasks, seed=seed, params=given)
+    if name == instructions.NAME:
+        return instructions.load_instructions(num_tasks=num_tasks, seed=seed, params=given)
     if name.startswith(_FAMILY):
         dataset = name.removeprefix(_FAMILY)
         preset = ReasoningGymPreset(

@@ -87,6 +87,7 @@ class ServedBenchmark:
         self._roots = roots
         self._blocking = contextlib.ExitStack()
         self._context: contextlib.AbstractAsyncContextManager[BaseServerConfig] | None = None
+        self._entered = False
 
     def __enter__(self) -> BaseServerConfig:
         config = self._config()
@@ -121,6 +122,9 @@ class ServedBenchmark:
             await context.__aexit__(kind, error, traceback)
 
     def _config(self) -> ServingConfig:
+        if self._entered:
+            raise RuntimeError("this was entered already; call serve_benchmark again")
+        self._entered = True
         if self._model_type not in MODEL_TYPES:
             raise ConfigError(
                 f"model_type={self._model_type!r}: gymrl serves {', '.join(MODEL_TYPES)}, an "

@@ -8,6 +8,7 @@ resolves where a value is asked for. No command line is read and nothing is kept
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -98,11 +99,21 @@ def load_config(
         raise ConfigError(f"benchmark {source.name!r}: {error}", setting="benchmark") from error
 
 
-def _plain(value: Any) -> Any:
-    """Mappings and tuples of other kinds as those that OmegaConf takes."""
+def _plain(value: Any, where: str = "overrides") -> Any:
+    """A copy of the overrides in what a configuration can hold."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ConfigError(
+        f"{where} is a {type(value).__name__}; a configuration holds texts, numbers, true, false, "
+        "null, lists and mappings",
+        setting="overrides",
+    )
 
 
 def _include(

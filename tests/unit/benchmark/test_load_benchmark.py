@@ -185,5 +185,6 @@ def test_every_listed_benchmark_has_one_line():
         "chain_sum",
         "reasoning_gym/<dataset>",
         "tool_arithmetic",
+        "instruction_following",
     ]
     assert all(info.description and "\n" not in info.description for info in infos)

@@ -114,3 +114,11 @@ def test_dotted_overrides_are_refused_before_anything_starts():
     with pytest.raises(ConfigError, match=r"'policy\.url' has a dot"):
         with serve_benchmark("chain_sum", overrides={"policy.url": "x"}):
             pass
+
+
+def test_a_served_benchmark_is_entered_once():
+    served = serve_benchmark("chain_sun", overrides=POLICY)
+    with pytest.raises(ConfigError):
+        served.__enter__()
+    with pytest.raises(RuntimeError, match="entered already"):
+        served.__enter__()

@@ -83,6 +83,12 @@ def test_overrides_win_and_are_not_changed(load):
     assert overrides == {"a": {"x": 2, "list": (1, 2)}}
 
 
+def test_paths_are_taken_as_texts_and_other_objects_are_refused(load, tmp_path):
+    assert value_of(load({"main.yaml": "a: 1\n"}, {"a": tmp_path}), "a") == str(tmp_path)
+    with pytest.raises(ConfigError, match=r"overrides\['a'\]\[0\] is a set"):
+        load({"main.yaml": "a: 1\n"}, {"a": [{1}]})
+
+
 def test_an_env_file_comes_between_files_and_overrides(load):
     config = load(
         {"main.yaml": "a: file\nb: file\nc: file\n", "env.yaml": "a: env\nb: env\n"},

@@ -22,6 +22,7 @@ def test_benchmarks_are_listed_one_a_line(capsys):
         "chain_sum",
         "reasoning_gym/<dataset>",
         "tool_arithmetic",
+        "instruction_following",
     ]
 
 
