@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gymrl.benchmark import instructions, tool_arithmetic
+from gymrl.benchmark import exact_maths, instructions, tool_arithmetic
 from gymrl.benchmark.reasoning_gym import ReasoningGymPreset, load_reasoning_gym
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError
@@ -46,6 +46,7 @@ def list_benchmarks() -> tuple[BenchmarkInfo, ...]:
         ),
         BenchmarkInfo(tool_arithmetic.NAME, tool_arithmetic.DESCRIPTION),
         BenchmarkInfo(instructions.NAME, instructions.DESCRIPTION),
+        BenchmarkInfo(exact_maths.NAME, exact_maths.DESCRIPTION),
     )
 
 
@@ -59,8 +60,8 @@ def load_benchmark(
     """Make a shipped benchmark: its rows and its servers.
 
     Args:
-        name: ``chain_sum``, ``reasoning_gym/<dataset>``, ``tool_arithmetic`` or
-            ``instruction_following``.
+        name: ``chain_sum``, ``reasoning_gym/<dataset>``, ``tool_arithmetic``,
+            ``instruction_following`` or ``exact_maths``.
         num_tasks: How many tasks.
         seed: Decides the tasks; two seeds give different ones.
         params: The benchmark's own parameters.
@@ -76,6 +77,8 @@ def load_benchmark(
         return tool_arithmetic.load_tool_arithmetic(num_tasks=num_tasks, seed=seed, params=given)
     if name == instructions.NAME:
         return instructions.load_instructions(num_tasks=num_tasks, seed=seed, params=given)
+    if name == exact_maths.NAME:
+        return exact_maths.load_exact_maths(num_tasks=num_tasks, seed=seed, params=given)
     if name.startswith(_FAMILY):
         dataset = name.removeprefix(_FAMILY)
         preset = ReasoningGymPreset(

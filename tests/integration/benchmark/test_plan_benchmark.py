@@ -250,6 +250,7 @@ def test_repeats_that_are_no_positive_number_are_refused(tinymath):
         ("chain_sum", "chain_sum-s0-00000"),
         ("tool_arithmetic", "tool_arithmetic-s0-00000"),
         ("instruction_following", "instruction_following-s0-00000"),
+        ("exact_maths", "exact_maths-s0-00000"),
         ("reasoning_gym/gcd", "reasoning_gym_gcd-s0-00000"),
     ],
 )

@@ -186,5 +186,6 @@ def test_every_listed_benchmark_has_one_line():
         "reasoning_gym/<dataset>",
         "tool_arithmetic",
         "instruction_following",
+        "exact_maths",
     ]
     assert all(info.description and "\n" not in info.description for info in infos)

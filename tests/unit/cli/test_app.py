@@ -23,6 +23,7 @@ def test_benchmarks_are_listed_one_a_line(capsys):
         "reasoning_gym/<dataset>",
         "tool_arithmetic",
         "instruction_following",
+        "exact_maths",
     ]
 
 
