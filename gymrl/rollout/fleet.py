@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 # No shard can be called so: its name would be refused.
 GENERATION = "the generator"
 HEALTH_TIMEOUT_S = 30.0
+# Rows that a worker may have sent unread. A turn of its loop may complete hundreds at once; what
+# the window holds back waits for the next turn.
+_STREAM_WINDOW = 512
 CLOSE_TIMEOUT_S = 60.0
 
 
@@ -205,7 +208,9 @@ class Fleet:
             await _asked(GENERATION, generator, "wait_ready")
 
     async def _spawn(self, label: str, actor: type[Actor], settings: Any) -> ActorHandle:
-        options = SpawnOptions(name=label, start_timeout_s=self._config.start_timeout_s)
+        options = SpawnOptions(
+            name=label, start_timeout_s=self._config.start_timeout_s, stream_window=_STREAM_WINDOW
+        )
         try:
             return await spawn(
                 actor, in_process=self._config.in_process, options=options, config=settings
