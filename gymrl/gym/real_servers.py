@@ -135,10 +135,10 @@ def _request_config(config: GymConfig, base_urls: Sequence[str], model_name: str
         }
     wanted |= config.servers
     for name, instance in read_instances(config.servers).items():
-        if instance.kind == RESOURCES and not is_real(instance):
+        is_override = "entrypoint" not in instance.block
+        if instance.kind == RESOURCES and not is_override and not is_real(instance):
             # Gym wants a domain of every environment; ours need not have one.
-            block = {"domain": "other", "entrypoint": "external", **instance.block}
-            wanted[name] = {RESOURCES: {instance.impl: block}}
+            wanted[name] = {RESOURCES: {instance.impl: {"domain": "other", **instance.block}}}
     return wanted
 
 

@@ -42,7 +42,14 @@ async def until_gone(processes):
 async def test_a_server_that_is_killed_mid_run_is_named_and_ends_its_rows(
     gym_python, peers_processes, make_row
 ):
-    async with ScriptedModelServer([ModelCall(text="late", delay_s=100.0)]) as policy:
+    asked = [anyio.Event(), anyio.Event()]
+    unasked = iter(asked)
+
+    def never(_):
+        next(unasked).set()
+        return ModelCall(text="late", delay_s=100.0)
+
+    async with ScriptedModelServer(never) as policy:
         async with spawn(GymService, config=gym_config(gym_python)) as gym:
             await gym.call("spin_up", [policy.base_url], "policy")
             [server] = peers_processes()
@@ -50,12 +57,12 @@ async def test_a_server_that_is_killed_mid_run_is_named_and_ends_its_rows(
             async with anyio.create_task_group() as group:
 
                 async def roll_out():
-                    async for result in gym.stream("run_rollouts", [make_row(0), make_row(1)]):
-                        outcomes.append(result.outcome)
+                    rows = [make_row(0), make_row(1)]
+                    outcomes.extend([r.outcome async for r in gym.stream("run_rollouts", rows)])
 
                 group.start_soon(roll_out)
-                while len(policy.requests) < 2:
-                    await anyio.sleep(0.05)
+                for event in asked:
+                    await event.wait()
                 server.send_signal(signal.SIGKILL)
             assert len(outcomes) == 2
             for outcome in outcomes:
@@ -153,5 +160,5 @@ async def test_servers_that_need_ray_are_refused_by_name_before_anything_starts(
 async def test_what_gym_refuses_is_told_in_gyms_words(gym_python):
     servers = {"config_paths": ["resources_servers/nowhere/configs/nowhere.yaml"]}
     async with spawn(GymService, in_process=True, config=gym_config(gym_python, servers)) as gym:
-        with pytest.raises(ConfigError, match="NeMo Gym refuses .*nowhere"):
+        with pytest.raises(ConfigError, match=r"NeMo Gym refuses .*nowhere"):
             await gym.call("spin_up", ["http://127.0.0.1:9/v1"], "policy")
