@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import secrets
-import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
-from anyio.from_thread import start_blocking_portal
 
-from gymrl.actors import serve_actor
-from gymrl.concurrency import close_within
 from gymrl.config import RolloutConfig
-from gymrl.errors import DeadlineExceeded
 from gymrl.generation.weights import TensorWeights
-from gymrl.rollout.engine import RolloutEngine
 from gymrl.torchrun.ahead import Ahead, AheadPlan, Ordered, derived_seed
 from gymrl.torchrun.config import TorchrunConfig
 from gymrl.torchrun.cursor import RowCursor
-from gymrl.torchrun.fleet import NodeAddress, NodeFleet
 from gymrl.torchrun.shares import (
     Share,
     balance,
@@ -29,13 +20,13 @@ from gymrl.torchrun.shares import (
     global_metrics,
     num_tokens,
 )
+from gymrl.torchrun.site import Site
 from gymrl.torchrun.weights import whole_parameters
-from gymrl.torchrun.workers import NodeHost, NodeWorkers, offer, withdraw
 from gymrl.torchrun.world import GroupWorld, LoneWorld, is_launched
 from gymrl.types import RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     import torch
@@ -135,13 +126,8 @@ class Rollouts:
         self._updates = 0
         self._pending: list[int] = []
         self._world: GroupWorld | LoneWorld | None = None
-        self._portal: Any = None
-        self._portal_stack = contextlib.ExitStack()
-        self._node: NodeWorkers | None = None
-        self._engine: RolloutEngine | None = None
+        self._site: Site | None = None
         self._ahead: Ahead | None = None
-        self._server: Any = None
-        self._key = ""
 
     # --- entering and leaving --------------------------------------------------------------------
 
@@ -150,55 +136,15 @@ class Rollouts:
             raise RuntimeError("these rollouts are open already")
         self._world = GroupWorld(self.config) if is_launched() else LoneWorld()
         self.rank, self.world_size = self._world.rank, self._world.size
+        self._site = Site(self.config, self._world, self._options)
+        seconds = self.config.rollout.start_timeout_s + 30
         try:
-            self._open()
+            self._site.open()
+            self._world.barrier("the start of the workers", seconds, "rollout.start_timeout_s")
         except BaseException as error:
             self._fail(error)
             raise
         return self
-
-    def _open(self) -> None:
-        world = self._open_world
-        seconds = self.config.rollout.start_timeout_s
-        secret = secrets.token_bytes(32)
-        if isinstance(world, GroupWorld) and len(world.leaders) > 1:
-            secret = world.secret()
-        if world.rank == world.leaders[world.node]:
-            self._portal = self._portal_stack.enter_context(start_blocking_portal("asyncio"))
-            self._node = NodeWorkers(self.config)
-            if isinstance(world, GroupWorld) and world.rank != 0:
-                self._await(self._serve, world, secret)
-        if world.rank == 0 and self._node is not None:
-            others = self._other_nodes(world)
-            fleet = NodeFleet(self.config, self._node, others, secret)
-            self._engine = RolloutEngine(self.config.rollout, fleet=fleet, **self._options)
-            self._await(self._engine.__aenter__)
-        world.barrier("the start of the workers", seconds + 30, "rollout.start_timeout_s")
-
-    async def _serve(self, world: GroupWorld, secret: bytes) -> None:
-        assert self._node is not None
-        self._key = f"node {world.node} {secrets.token_hex(4)}"
-        offer(self._key, self._node)
-        server = serve_actor(NodeHost, secret=secret, host=world.address, key=self._key)
-        self._server = await server.__aenter__()
-        address = NodeAddress(world.node, self._server.host, self._server.port)
-        world.line.put(f"node/{world.node}", msgspec.msgpack.encode(address))
-
-    def _other_nodes(self, world: GroupWorld | LoneWorld) -> list[NodeAddress]:
-        if not isinstance(world, GroupWorld):
-            return []
-        return [
-            msgspec.msgpack.decode(
-                world.line.get(
-                    f"node/{node}",
-                    f"the address of node {node}",
-                    self.config.rollout.start_timeout_s,
-                    "rollout.start_timeout_s",
-                ),
-                type=NodeAddress,
-            )
-            for node in range(1, len(world.leaders))
-        ]
 
     def __exit__(
         self,
@@ -221,11 +167,9 @@ class Rollouts:
         seconds, setting = self.config.barrier_timeout_s, "barrier_timeout_s"
         world.barrier("the end of the block", seconds, setting)
         self._close_ahead()
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            self._await(engine.__aexit__, None, None, None)
+        self._here.close_engine()
         world.barrier("the end of the workers", seconds, setting)
-        self._close_node()
+        self._here.close()
         self._world = None
         world.close()
 
@@ -235,10 +179,7 @@ class Rollouts:
         first = world.fail(error)
         try:
             self._close_ahead()
-            engine, self._engine = self._engine, None
-            if engine is not None and self._portal is not None:
-                self._portal.call(_close_engine, engine)
-            self._close_node()
+            self._here.close()
         finally:
             self._world = None
             world.close()
@@ -247,20 +188,8 @@ class Rollouts:
 
     def _close_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and self._portal is not None:
-            self._portal.call(ahead.aclose)
-
-    def _close_node(self) -> None:
-        if self._portal is None:
-            return
-        if self._server is not None:
-            self._portal.call(_close_server, self._server)
-            withdraw(self._key)
-            self._server = None
-        if self._node is not None:
-            self._portal.call(self._node.close)
-        self._portal = None
-        self._portal_stack.close()
+        if ahead is not None:
+            self._here.finish(ahead.aclose)
 
     @property
     def _open_world(self) -> GroupWorld | LoneWorld:
@@ -268,28 +197,11 @@ class Rollouts:
             raise RuntimeError("these rollouts are not open: use them inside `with`")
         return self._world
 
-    def _await(
-        self, function: Callable[..., Awaitable[T]], *args: Any, seconds: float | None = None
-    ) -> T:
-        """Run something in the loop's thread; look for bad news meanwhile."""
-        future: concurrent.futures.Future[T] = self._portal.start_task_soon(function, *args)
-        began = time.monotonic()
-        try:
-            while not concurrent.futures.wait([future], timeout=_LOOK_S).done:
-                self._open_world.check()
-                if seconds is not None and time.monotonic() - began > seconds:
-                    raise DeadlineExceeded(
-                        f"step {self._handouts} took longer than {seconds:g} s (set by "
-                        "collect_timeout_s)",
-                        what=f"step {self._handouts}",
-                        seconds=seconds,
-                        setting="collect_timeout_s",
-                    )
-            return future.result()
-        finally:
-            if not future.done():
-                future.cancel()
-                concurrent.futures.wait([future], timeout=CLOSE_TIMEOUT_S)
+    @property
+    def _here(self) -> Site:
+        if self._site is None:
+            raise RuntimeError("these rollouts are not open: use them inside `with`")
+        return self._site
 
     def check(self) -> None:
         """Return while every rank is well; cheap, and no collective.
@@ -344,7 +256,7 @@ class Rollouts:
         def make() -> _Step:
             profile = self._seeded(sampling, call)
             seconds = self.config.collect_timeout_s
-            return self._await(
+            return self._here.run(
                 self._roll_out, rows, num_generations, profile, training, seconds=seconds
             )
 
@@ -357,8 +269,8 @@ class Rollouts:
         sampling: SamplingParams,
         training: bool,
     ) -> _Step:
-        assert self._engine is not None
-        stream = self._engine.stream(
+        assert self._here.engine is not None
+        stream = self._here.engine.stream(
             rows, num_generations=num_generations, sampling=sampling, training=training
         )
         async with contextlib.aclosing(stream) as groups:
@@ -401,9 +313,9 @@ class Rollouts:
         data = self._data
         ahead: Ahead | None = None
         if self.rank == 0:
-            assert self._engine is not None
+            assert self._here.engine is not None
             ahead = Ahead(
-                self._engine,
+                self._here.engine,
                 data,
                 AheadPlan(
                     num_generations=num_generations,
@@ -422,7 +334,7 @@ class Rollouts:
 
     def _next_of(self, ahead: Ahead | None) -> _Step:
         assert ahead is not None
-        orders: list[Ordered] = self._await(
+        orders: list[Ordered] = self._here.run(
             ahead.next_step, self.version, seconds=self.config.collect_timeout_s
         )
         groups = [
@@ -456,7 +368,7 @@ class Rollouts:
             assert isinstance(world, GroupWorld)
             return self._receive(world)
         step = make()
-        max_model_len = self._engine.max_model_len if self._engine is not None else None
+        max_model_len = self._here.engine.max_model_len if self._here.engine is not None else None
         metrics = global_metrics(step.groups, step.staleness, max_model_len) | step.metrics
         parts = [
             ([step.groups[i] for i in share], [step.staleness[i] for i in share])
@@ -524,12 +436,12 @@ class Rollouts:
         """
         world = self._open_world
         world.check()
-        tensors = whole_parameters(model, keep=self._node is not None)
+        tensors = whole_parameters(model, keep=self._here.node is not None)
         self.version += int(advance)
         self._updates += 1
-        if self._node is not None:
+        if self._here.node is not None:
             source = TensorWeights.of(tensors)
-            self._await(self._node.update_weights, source, str(self.version))
+            self._here.run(self._here.node.update_weights, source, str(self.version))
         name = f"weight update {self._updates}"
         world.barrier(name, self.config.barrier_timeout_s, "barrier_timeout_s")
 
@@ -556,11 +468,3 @@ class Rollouts:
         self._pending = [int(place) for place in state["pending"]]
         if self._cursor is not None:
             self._cursor.position = int(state["position"])
-
-
-async def _close_engine(engine: RolloutEngine) -> None:
-    await close_within(engine.__aexit__(None, None, None), CLOSE_TIMEOUT_S, "the engine")
-
-
-async def _close_server(server: Any) -> None:
-    await close_within(server.close(), CLOSE_TIMEOUT_S, "the link to the driver")

@@ -220,7 +220,8 @@ class GroupWorld:
                 if work is not None:
                     work.wait()
             except RuntimeError as error:
-                raise self.echo(error, f"sending its share to rank {rank}") from error
+                cause = self.echo(error, f"sending its share to rank {rank}")
+                raise cause from cause.__cause__ or error
 
     def receive(self, size: int) -> npt.NDArray[np.uint8]:
         """On another rank: this rank's part of :meth:`send`, of so many bytes."""
@@ -228,7 +229,8 @@ class GroupWorld:
         try:
             dist.recv(tensor, src=0, group=self.group)
         except RuntimeError as error:
-            raise self.echo(error, "receiving its share") from error
+            cause = self.echo(error, "receiving its share")
+            raise cause from cause.__cause__ or error
         return tensor.numpy()
 
     # --- failure ---------------------------------------------------------------------------------
