@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +205,8 @@ class Trainer:
 def train(config: GrpoConfig, *, is_live: bool = False) -> None:
     """Run to the last step, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
-    model_path = config.model or str(_untrained_model(config))
+    untrained = Path(config.output) / f"model-{config.seed}"
+    model_path = config.model or str(build_word_model(untrained, seed=config.seed, layers=1))
     job, rows = rollout_config(config, model_path)
     with gymrl.torchrun.rollouts(job, rows=rows) as rollouts, contextlib.ExitStack() as stack:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
@@ -242,23 +242,6 @@ def train(config: GrpoConfig, *, is_live: bool = False) -> None:
 def _loaded(path: str) -> Any:
     with without_progress_bars():
         return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-
-
-def _untrained_model(config: GrpoConfig) -> Path:
-    """The word model at one place; whoever is first puts it there, the same one as all others."""
-    target = Path(config.output) / f"model-{config.seed}"
-    if target.exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=_made(target.parent)) as aside:
-        built = build_word_model(Path(aside) / "model", seed=config.seed, layers=1)
-        with contextlib.suppress(OSError):  # another rank was first
-            built.rename(target)
-    return target
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 def _resume(config: GrpoConfig, trainer: Trainer, rollouts: Rollouts) -> int:

@@ -7,6 +7,8 @@ has the environment, the tasks, and the untrained model with its word-level toke
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +73,8 @@ def build_word_model(directory: str | Path, *, seed: int = 0, layers: int = 2) -
     """Write an untrained Llama with a word-level tokenizer and a ChatML template.
 
     Args:
-        directory: Made if missing.
+        directory: Appears whole, so that ranks may build it side by side; one that exists is left
+            as it is.
         seed: Of the weights; torch's global generator is left as it was.
         layers: Each has 0.26 million parameters.
 
@@ -79,6 +82,9 @@ def build_word_model(directory: str | Path, *, seed: int = 0, layers: int = 2) -
         The directory.
     """
     target = Path(directory)
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
     tokenizer = _build_tokenizer()
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
@@ -96,9 +102,13 @@ def build_word_model(directory: str | Path, *, seed: int = 0, layers: int = 2) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with without_progress_bars():
-        model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    with tempfile.TemporaryDirectory(dir=target.parent) as parent:
+        aside = Path(parent) / "model"
+        with without_progress_bars():
+            model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        with contextlib.suppress(OSError):  # another rank was first
+            aside.rename(target)
     return target
 
 
