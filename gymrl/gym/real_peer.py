@@ -31,6 +31,8 @@ def main(request_path: str, answer_path: str) -> None:
 
 def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     version = importlib.metadata.version("nemo-gym")
+    if [int(part) for part in version.split(".")[:2]] < request["oldest"]:
+        return {"version": version}
     gym = importlib.import_module("nemo_gym")
     rules = importlib.import_module("nemo_gym.global_config")
     conf = importlib.import_module("omegaconf").OmegaConf

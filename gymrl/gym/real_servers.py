@@ -90,10 +90,10 @@ async def read_by_gym(config: GymConfig, base_urls: Sequence[str], model_name: s
     request = {
         "config": _request_config(config, base_urls, model_name),
         "policy": _policy_block(base_urls, model_name),
+        "oldest": _OLDEST,
     }
     answer = await _ask_gym(str(config.gym_python), request)
-    version = tuple(int(part) for part in str(answer["version"]).split(".")[:2] if part.isdecimal())
-    if version < _OLDEST:
+    if "config" not in answer:
         raise ConfigError(
             f"{config.gym_python} has NeMo Gym {answer['version']}, whose every server starts Ray; "
             "0.7 and newer can do without",

@@ -92,7 +92,7 @@ def plan_shards(
     Raises:
         ConfigError: A shard names an unknown server, two shards host one route, a server is left
             out, a slice refers to a server outside it, or a shard's name has other characters than
-            letters, digits and ``_.-``.
+            letters, digits and ``_.-``. Or `config` includes Gym's own files.
     """
     if not shards:
         labels = instance_labels(DEFAULT_SHARD, replicas)
@@ -100,6 +100,12 @@ def plan_shards(
     if config.registry_url is not None:
         raise ConfigError(
             "shards: servers that someone else runs (gym.registry_url) can't be cut into shards",
+            setting="shards",
+        )
+    if "config_paths" in config.servers:
+        raise ConfigError(
+            "shards: which instances config_paths declares is known only once Gym has read them; "
+            "write the instances out in gym.servers",
             setting="shards",
         )
     hosted_by: dict[str, str] = {}

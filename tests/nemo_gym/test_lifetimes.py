@@ -76,6 +76,22 @@ async def test_a_server_that_is_killed_mid_run_is_named_and_ends_its_rows(
     assert peers_processes() == []
 
 
+async def test_a_policy_that_is_gone_fails_a_real_agents_row_instead_of_hanging_it(
+    gym_python, peers_processes, make_row
+):
+    servers = {"config_paths": SERVERS["config_paths"]}
+    async with spawn(GymService, config=gym_config(gym_python, servers)) as gym:
+        async with ScriptedModelServer([ModelCall(text="hi")]) as policy:
+            await gym.call("spin_up", [policy.base_url], "policy")
+            assert len(peers_processes()) == 2
+        with anyio.fail_after(60):
+            [result] = [result async for result in gym.stream("run_rollouts", [make_row(0)])]
+    assert isinstance(result.outcome, Failure)
+    assert result.outcome.kind == "infra"
+    assert f"{policy.base_url}/responses" in result.outcome.message
+    assert peers_processes() == []
+
+
 async def test_servers_end_with_a_worker_that_is_killed(gym_python, peers_processes):
     async with ScriptedModelServer([ModelCall(text="hi")]) as policy:
         async with spawn(GymService, config=gym_config(gym_python)) as gym:

@@ -49,6 +49,15 @@ def test_servers_are_the_instances_of_a_gym_configuration(tmp_path):
     }
 
 
+def test_a_file_that_includes_gyms_own_files_is_kept_whole(tmp_path):
+    file = tmp_path / "servers.yaml"
+    file.write_text("config_paths: [a.yaml]\njudge_url: http://127.0.0.1:1/v1\n")
+    assert read_servers(file) == {
+        "config_paths": ["a.yaml"],
+        "judge_url": "http://127.0.0.1:1/v1",
+    }
+
+
 def test_a_file_without_any_instance_is_refused(tmp_path):
     file = tmp_path / "servers.yaml"
     file.write_text("policy_base_url: http://127.0.0.1:1/v1\n")

@@ -242,3 +242,9 @@ def test_servers_of_someone_else_are_not_cut_into_shards():
         plan_shards(
             GymConfig(registry_url="http://127.0.0.1:1"), {"a": ShardConfig(servers=("math",))}
         )
+
+
+def test_shards_want_instances_that_are_written_out():
+    config = GymConfig(servers={**SERVERS, "config_paths": ["a.yaml"]}, gym_python="python")
+    with pytest.raises(ConfigError, match="config_paths declares is known only once Gym has read"):
+        plan_shards(config, {"all": ShardConfig(servers=("math", "math_agent"))})
