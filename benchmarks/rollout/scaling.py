@@ -44,13 +44,14 @@ class Measured(msgspec.Struct):
     Attributes:
         rows: Its size.
         seconds: Of wall time, per row.
-        prepared_bytes: What the driver grew by when its rows were prepared, per row.
+        given_bytes: What the driver grew by until the first group came, per row: rows that were
+            prepared, and handed to the worker.
         grown_bytes: What it grew by after that, at most, until the last group.
     """
 
     rows: int
     seconds: float
-    prepared_bytes: float
+    given_bytes: float
     grown_bytes: float
 
 
@@ -87,7 +88,8 @@ async def measure(size: Size) -> list[Comparison]:
             value=max(grown.values()),
             target=64.0,
             at_least=False,
-            note=f"beyond the prepared rows, which take {largest.prepared_bytes / 1000:.1f} kB each;"
+            note=f"after the first group; before it, the rows given take"
+            f" {largest.given_bytes / 1000:.1f} kB each;"
             f" all {largest.rows:,} trajectories together would take"
             f" {largest.rows * 8 * size.shape.tokens / 1e6:,.0f} MB of arrays alone",
         ),
@@ -100,16 +102,16 @@ async def _batch(engine: RolloutEngine, rows: int, size: Size) -> Measured:
     before = _resident()
     began = time.perf_counter()
     stream = engine.stream(prompts, num_generations=size.group)
-    prepared = _resident()
-    most, seen = prepared, 0
+    given = most = seen = 0.0
     async for group in stream:
+        given = given or _resident()
         seen += len(group.trajectories)
         if seen % 64 == 0:
             most = max(most, _resident())
     seconds = time.perf_counter() - began
     if seen != rows:
-        raise RuntimeError(f"{seen} of {rows} rows came back")
-    return Measured(rows, seconds / rows, (prepared - before) / rows, most - prepared)
+        raise RuntimeError(f"{seen:.0f} of {rows} rows came back")
+    return Measured(rows, seconds / rows, (given - before) / rows, max(0.0, most - given))
 
 
 def _resident() -> float:
