@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from benchmarks.nodes.hosts import hosts, why_not
 
 REASON = why_not()
+# Where the gates run, a machine that can't make hosts fails; elsewhere these tests are left out.
 pytestmark = [
     pytest.mark.timeout(200),
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.skipif(REASON is not None and os.environ.get("CI") != "true", reason=str(REASON)),
 ]
 JOB = str(Path(__file__).parent / "job.py")
 
