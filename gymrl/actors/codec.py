@@ -93,28 +93,19 @@ class ValueEncoder:
         raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is no plain data")
 
     def _array(self, array: npt.NDArray[Any]) -> msgspec.msgpack.Ext:
-        dtype = array.dtype
         if type(array) is not np.ndarray and not isinstance(array, np.memmap):
             raise TypeError(f"arrays of class {type(array).__name__} lose what they add")
-        name = dtype.str
-        if not (dtype.itemsize and _TRAVELLING_DTYPE.fullmatch(name)) or dtype.names is not None:
-            raise TypeError(f"arrays of dtype {dtype} do not travel")
+        name = _name_cache.get(array.dtype) or _name_of(array.dtype)
         if not array.flags.c_contiguous:
             array = np.array(array, order="C")
         offset = aligned(self.region_size)
         self.arrays.append((offset, array))
         self.region_size = offset + array.nbytes
         shape = array.shape
-        encoded = name.encode()
         return msgspec.msgpack.Ext(
             ARRAY_CODE,
             struct.pack(
-                f"<QBB{len(encoded)}s{len(shape)}Q",
-                offset,
-                len(encoded),
-                len(shape),
-                encoded,
-                *shape,
+                f"<QBB{len(name)}s{len(shape)}Q", offset, len(name), len(shape), name, *shape
             ),
         )
 
@@ -266,7 +257,20 @@ class ValueDecoder:
         return array if len(shape) == 1 else array.reshape(shape)
 
 
+# Reading a type's name, and a name's type, costs more than moving a short array.
+_CACHED_DTYPES = 1000
 _dtype_cache: dict[bytes, np.dtype[Any]] = {}
+_name_cache: dict[np.dtype[Any], bytes] = {}
+
+
+def _name_of(dtype: np.dtype[Any]) -> bytes:
+    name = dtype.str
+    if not (dtype.itemsize and _TRAVELLING_DTYPE.fullmatch(name)) or dtype.names is not None:
+        raise TypeError(f"arrays of dtype {dtype} do not travel")
+    encoded = name.encode()
+    if len(_name_cache) < _CACHED_DTYPES:
+        _name_cache[dtype] = encoded
+    return encoded
 
 
 def _dtype(name: bytes) -> np.dtype[Any]:
@@ -276,7 +280,7 @@ def _dtype(name: bytes) -> np.dtype[Any]:
         if not _TRAVELLING_DTYPE.fullmatch(text):
             raise ValueError(f"an array has dtype {text[:40]!r}")
         dtype = np.dtype(text)
-        if len(_dtype_cache) < 1000:
+        if len(_dtype_cache) < _CACHED_DTYPES:
             _dtype_cache[name] = dtype
     return dtype
 
@@ -312,4 +316,5 @@ def raw_bytes(array: npt.NDArray[Any]) -> memoryview:
     """The memory of a C-contiguous array, without a copy."""
     if array.size == 0:
         return memoryview(b"")
-    return array.reshape(-1).view(np.uint8).data
+    flat = array if array.ndim == 1 else array.reshape(-1)
+    return flat.view(np.uint8).data
