@@ -26,7 +26,10 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 # Names of other projects are not resolved: building the pages needs no network.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(abc|asyncio|collections|typing|pathlib|enum|logging|contextlib|random|types)(\..*)?"),
+    (
+        r"py:.*",
+        r"(abc|asyncio|collections|typing|pathlib|enum|logging|contextlib|random|types)(\..*)?",
+    ),
     (r"py:.*", r"(msgspec|numpy|np|npt|aiohttp|web|anyio|torch|transformers|tokenizers)(\..*)?"),
     (r"py:(class|obj)", r"(.*\.)?([A-Z][A-Za-z]*T|T|R)"),
     # Aliases, and names that modules import for the type checker alone.
