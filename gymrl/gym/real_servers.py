@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import socket
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,7 @@ async def read_by_gym(config: GymConfig, base_urls: Sequence[str], model_name: s
         "policy": _policy_block(base_urls, model_name),
         "oldest": _OLDEST,
     }
-    answer = await _ask_gym(str(config.gym_python), request)
+    answer = await _ask_gym(_interpreter(config), request)
     if "config" not in answer:
         raise ConfigError(
             f"{config.gym_python} has NeMo Gym {answer['version']}, whose every server starts Ray; "
@@ -173,6 +174,13 @@ def _refuse_ray(started: Mapping[str, InstanceConfig], answer: Mapping[str, Any]
             "yourself and give their registry as gym.registry_url",
             setting="servers",
         )
+
+
+def _interpreter(config: GymConfig) -> str:
+    """`gym_python` as servers can be started with, each in a directory of its own."""
+    named = os.path.expanduser(str(config.gym_python))
+    # Symbolic links stay: an interpreter knows its environment by the path it is called by.
+    return os.path.abspath(named) if os.sep in named else shutil.which(named) or named
 
 
 async def _ask_gym(python: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -369,6 +377,7 @@ def make_process_instances(
     if config.port_range_low is not None and config.port_range_high is not None:
         low, high = config.port_range_low, config.port_range_high
     instances = read_instances(real.config)
+    python = _interpreter(config)
     with contextlib.ExitStack() as undo:
         made = []
         for name, directory in real.directories.items():
@@ -378,8 +387,6 @@ def make_process_instances(
             except ServerStartError as error:
                 raise ServerStartError(f"server {name!r}: {error}", instance=name) from error
             undo.callback(port.release)
-            made.append(
-                ProcessInstance(instances[name], str(config.gym_python), directory, port, on_death)
-            )
+            made.append(ProcessInstance(instances[name], python, directory, port, on_death))
         undo.pop_all()
     return made

@@ -15,8 +15,14 @@ from gymrl.testing import build_tiny_model
 pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(240)]
 
 
+@pytest.fixture
+def relative_python(gym_python):
+    """As a person writes it; servers are started in other directories."""
+    return os.path.relpath(gym_python)
+
+
 async def test_rows_of_a_file_go_through_real_servers_with_a_model_of_ours(
-    gym_python, example_rows, tmp_path
+    relative_python, example_rows, tmp_path
 ):
     model = tmp_path / "model"
     build_tiny_model(model)
@@ -28,7 +34,8 @@ async def test_rows_of_a_file_go_through_real_servers_with_a_model_of_ours(
         yaml.safe_dump({"config_paths": [f"resources_servers/{name}/configs/{name}.yaml"]})
     )
     config = tmp_path / "run.yaml"
-    config.write_text(yaml.safe_dump({"gym": {"gym_python": gym_python, "spinup_timeout_s": 200}}))
+    gym = {"gym_python": relative_python, "spinup_timeout_s": 200}
+    config.write_text(yaml.safe_dump({"gym": gym}))
     output = tmp_path / "rollouts.jsonl"
     done = await anyio.run_process(
         [sys.executable, "-m", "gymrl", "rollout", str(rows), "--servers", str(servers),
