@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
@@ -36,3 +37,9 @@ def test_the_actor_example_counts(tmp_path):
     (example,) = [code for code in EXAMPLES if "gymrl.Actor" in code]
 
     assert run(tmp_path, example).split() == ["7", "7", "8", "9"]
+
+
+def test_the_benchmark_example_is_the_one_of_its_guide_which_is_run_there():
+    (example,) = [code for code in EXAMPLES if "plan_benchmark" in code]
+
+    assert example in (ROOT / "docs/guides/run-a-benchmark.md").read_text()
