@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from gymrl.actors.frames import Handler
     from gymrl.actors.options import SpawnOptions
 
-_FLUSH_BYTES = 128 << 10
+# A burst is sent in parts of this size, so that the other side works while this one still writes.
+_FLUSH_BYTES = 16 << 10
 _HIGH_WATER = 4 << 20
 _SOCKET_BUFFER = 1 << 20
 
