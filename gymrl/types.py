@@ -20,8 +20,11 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One attempt to be made, prepared and checked by the driver.
+
+    A batch may have a hundred thousand of them and none can be part of a cycle, so the collector
+    does not look at them.
 
     Attributes:
         index: Position in the whole batch (the seed's ``_rowidx``), from 0.
