@@ -93,6 +93,16 @@ class Host:
             command, cwd=ROOT, env=environment, stdout=output, stderr=log, text=True
         )
 
+    def slow_down(self, rate: str) -> None:
+        """Let no more than `rate` (``2mbit``, say) leave this host; what waits is queued."""
+        limit = ["rate", rate, "burst", "16kbit", "latency", "2s"]
+        subprocess.run(
+            ["tc", "-n", self._space, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+
     def unplug(self) -> None:
         """Pull the cable: nothing arrives any more, and nobody is told."""
         _ip("link", "set", self._cable, "nomaster")

@@ -60,8 +60,10 @@ class Running:
 def job(tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def start(count, name, **keywords):
+        def start(count, name, slow=None, **keywords):
             made = stack.enter_context(hosts(count))
+            for number, rate in (slow or {}).items():
+                made[number].slow_down(rate)
             running = Running(made, tmp_path, stack)
             running.start(name, **keywords)
             stack.callback(lambda: [(p.kill(), p.wait()) for p in running.launched])
@@ -79,6 +81,15 @@ def test_every_host_runs_its_own_workers(job, count):
     assert len({pid for facts in steps for pid in facts["pids"]}) == count
     first = [running.said(n)[0]["groups"] for n in range(count)]
     assert sorted(index for share in first for index in share) == [0, 1, 2, 3, 4]
+
+
+def test_a_host_behind_a_slow_link_gets_and_gives_its_groups(job):
+    running = job(2, "collect", slow={1: "2mbit"}, variables={"GYM_WORKERS": "1"})
+    for process in running.launched:
+        assert process.wait(timeout=150) == 0, [running.log(n) for n in range(2)]
+    first = [running.said(n)[0]["groups"] for n in range(2)]
+    assert sorted(index for share in first for index in share) == [0, 1, 2, 3, 4]
+    assert all(first)
 
 
 def test_a_host_that_dies_ends_the_job_everywhere(job):
