@@ -23,7 +23,7 @@ class Size(msgspec.Struct, frozen=True):
     """How much is measured: workers, and turns."""
 
     workers: int = 2
-    rounds: int = 3
+    rounds: int = 5
 
 
 TINY = Size(workers=1, rounds=1)
