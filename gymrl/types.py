@@ -10,6 +10,7 @@ Token arrays are ``int32`` and log-probabilities ``float32``, one-dimensional, C
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import msgspec
@@ -115,6 +116,16 @@ class Reward(msgspec.Struct, frozen=True):
     def total(self) -> float:
         """The value after the last rule."""
         return self.adjustments[-1].value if self.adjustments else self.verifier
+
+    def is_sum_of_components(self) -> bool:
+        """Whether `verifier` is the sum of `components`, within 1e-5 relative or 1e-6 absolute.
+
+        True without components.
+        """
+        if not self.components:
+            return True
+        total = math.fsum(self.components.values())
+        return math.isclose(self.verifier, total, rel_tol=1e-5, abs_tol=1e-6)
 
     def adjusted(self, rule: str, value: float) -> Reward:
         """A ledger with one entry more."""

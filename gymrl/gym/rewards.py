@@ -22,9 +22,6 @@ from gymrl.types import Reward
 if TYPE_CHECKING:
     import msgspec
 
-RELATIVE_TOLERANCE = 1e-5
-ABSOLUTE_TOLERANCE = 1e-6
-
 
 def read_reward(answer: RunAnswer) -> Reward:
     """The verifier's reward as the first entry of a ledger.
@@ -44,15 +41,16 @@ def read_reward(answer: RunAnswer) -> Reward:
     if not parts:
         return Reward(value)
     components = {name: _checked(part, f"reward_components.{name}") for name, part in parts.items()}
-    total = math.fsum(components.values())
-    if not math.isclose(value, total, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE):
+    reward = Reward(value, components)
+    if not reward.is_sum_of_components():
+        total = math.fsum(components.values())
         raise RewardContractError(
             f"the verifier's reward is {value!r} but its reward_components sum to {total!r}; "
             "a multi-reward verifier must set reward to the sum of its components",
             reward=value,
             components=components,
         )
-    return Reward(value, components)
+    return reward
 
 
 def read_mask(answer: RunAnswer) -> bool:

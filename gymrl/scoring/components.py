@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from gymrl.types import Failure
 
-RELATIVE_TOLERANCE = 1e-5
-ABSOLUTE_TOLERANCE = 1e-6
-
 
 def reward_number(value: Any, name: str = "reward") -> float:
     """A reward as a finite float; true and false are 1 and 0.
@@ -92,12 +89,8 @@ def check_reward_contract(reward: Reward, row: int | None = None, agent: str | N
             agent=agent,
             components=reward.components,
         )
-    if not parts:
-        return
-    total = math.fsum(parts)
-    if not math.isclose(
-        reward.verifier, total, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE
-    ):
+    if not reward.is_sum_of_components():
+        total = math.fsum(parts)
         raise RewardContractError(
             f"{place}the verifier's reward is {reward.verifier} but its components sum to {total} "
             f"({reward.components}); a verifier of several rewards must set reward to their sum",
