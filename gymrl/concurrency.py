@@ -2,8 +2,9 @@
 
 What anyio has is used as it is (task groups, cancel scopes, capacity limiters). This module adds
 what gymrl needs on top: deadlines whose errors name what was waited for, bounded ordered gathering,
-closing that is shielded and bounded, and :class:`OwnedTasks` for objects whose tasks must outlive
-the call that started them.
+closing that is shielded and bounded, :class:`OwnedTasks` for objects whose tasks must outlive the
+call that started them, and the way into an event loop of another thread: processes, engines and
+connections belong to one loop, and callers may come from one loop after another, or from none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ import anyio
 from gymrl.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+    )
+
+    from anyio.from_thread import BlockingPortal
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -186,3 +197,82 @@ async def closing_stream(stream: AsyncIterator[T]) -> AsyncIterator[AsyncIterato
         if aclose is not None:
             with anyio.CancelScope(shield=True):
                 await aclose()
+
+
+def refuse_running_loop(instead: str) -> None:
+    """Refuse a blocking call where it would stop an event loop.
+
+    Args:
+        instead: What to use there.
+
+    Raises:
+        RuntimeError: An event loop runs in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        f"an event loop runs in this thread, and a blocking call would stop it; use {instead} there"
+    )
+
+
+async def call_across(
+    portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *args: Any
+) -> T:
+    """Await ``function(*args)`` in the portal's loop, from another loop.
+
+    When this is cancelled, the call there is cancelled, and has ended by the time this ends.
+    """
+    scope: list[anyio.CancelScope] = []
+    cancelled = False
+
+    async def run() -> T:
+        with anyio.CancelScope() as own:
+            scope.append(own)
+            if cancelled:
+                own.cancel()
+            return await function(*args)
+        raise asyncio.CancelledError
+
+    async def cancel() -> None:
+        for own in scope:
+            own.cancel()
+
+    running = asyncio.wrap_future(portal.start_task_soon(run))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        cancelled = True
+        with anyio.CancelScope(shield=True):
+            await asyncio.wrap_future(portal.start_task_soon(cancel))
+            await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # looked at, so that it is not reported as lost
+        raise
+
+
+async def stream_across(
+    portal: BlockingPortal, open_stream: Callable[[], AsyncGenerator[T, None]]
+) -> AsyncGenerator[T, None]:
+    """The items of a stream that lives in the portal's loop.
+
+    Leaving early closes the stream there and waits for that.
+    """
+
+    async def opened() -> AsyncGenerator[T, None]:
+        return open_stream()
+
+    stream = await call_across(portal, opened)
+    ended: Any = object()
+
+    async def following() -> T:
+        item: T = await anext(stream, ended)
+        return item
+
+    try:
+        while (item := await call_across(portal, following)) is not ended:
+            yield item
+    finally:
+        with anyio.CancelScope(shield=True):
+            await call_across(portal, stream.aclose)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import functools
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from anyio.from_thread import start_blocking_portal
 
+from gymrl.concurrency import refuse_running_loop
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.types import RolloutGroup
 
@@ -89,7 +89,7 @@ class SyncRolloutEngine:
         Raises:
             RuntimeError: An event loop runs in this thread, or the engine is open already.
         """
-        _refuse_running_loop()
+        refuse_running_loop("RolloutEngine with `async with`")
         if self._stack is not None:
             raise RuntimeError("the engine is open already")
         with contextlib.ExitStack() as stack:
@@ -183,7 +183,7 @@ class SyncRolloutEngine:
         self._portal.call(self._engine.health_check)
 
     def _require_open(self) -> None:
-        _refuse_running_loop()
+        refuse_running_loop("RolloutEngine with `async with`")
         if self._stack is None:
             raise RuntimeError("the engine is not open: use it inside `with`")
 
@@ -192,14 +192,3 @@ async def _next_of(stream: RolloutStream, scope: anyio.CancelScope) -> RolloutGr
     with scope:
         return await anext(stream, None)
     return None
-
-
-def _refuse_running_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError(
-        "an event loop runs in this thread, and a blocking call would stop it; "
-        "use RolloutEngine with `async with` there"
-    )

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from gymrl.compat.nemo_rl.crossing import stream_across
 from gymrl.compat.nemo_rl.settings import refuse_option, rollout_config
-from gymrl.concurrency import closing_stream
+from gymrl.concurrency import closing_stream, stream_across
 from gymrl.errors import ConfigError, RowTypeError, ServerError
 from gymrl.gym.shards import row_route
 from gymrl.rollout.encode import encode_body

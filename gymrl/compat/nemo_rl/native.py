@@ -10,10 +10,10 @@ import torch
 from gymrl.compat.nemo_rl.results import (
     RolloutGroupResult,
     pad_token_of,
-    refuse_running_loop,
     with_loss_multiplier,
 )
 from gymrl.compat.nemo_rl.settings import sampling_of, section
+from gymrl.concurrency import refuse_running_loop
 from gymrl.errors import RowTypeError, RowValueError
 from gymrl.rollout.native import NativeConfig, NativePrompt, NativeRollout, run_native_rollout
 from gymrl.rollout.native_text import RawText

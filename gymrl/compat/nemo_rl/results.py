@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -120,19 +119,4 @@ def pad_token_of(tokenizer: Any) -> int:
     raise ConfigError(
         "the tokenizer has neither a pad nor an end-of-text token; set tokenizer.pad_token",
         setting="tokenizer",
-    )
-
-
-def refuse_running_loop(instead: str) -> None:
-    """Refuse a blocking call where it would stop an event loop.
-
-    Raises:
-        RuntimeError: An event loop runs in this thread.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise RuntimeError(
-        f"an event loop runs in this thread, and a blocking call would stop it; use {instead} there"
     )

@@ -6,13 +6,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from gymrl.compat.nemo_rl.crossing import stream_across
 from gymrl.compat.nemo_rl.environment import NemoGym
 from gymrl.compat.nemo_rl.results import (
     NemoGymRolloutResult,
     gym_result,
     pad_token_of,
-    refuse_running_loop,
 )
 from gymrl.compat.nemo_rl.rewards import encode_with, penalty_config
 from gymrl.compat.nemo_rl.settings import (
@@ -23,7 +21,7 @@ from gymrl.compat.nemo_rl.settings import (
     plain_mapping,
     sampling_of,
 )
-from gymrl.concurrency import closing_stream
+from gymrl.concurrency import closing_stream, refuse_running_loop, stream_across
 from gymrl.errors import ConfigError, RowTypeError, RowValueError, UnsupportedOptionError
 from gymrl.rollout.prepare import GroupSizes, refuse_unsupported
 from gymrl.scoring import LengthPenaltyConfig, ScoringConfig
