@@ -12,15 +12,23 @@ from typing import Any
 _HOMES = {
     "FakeGymServer": "gymrl.testing.gym_server",
     "ScriptedGenerator": "gymrl.testing.generator",
+    "build_image": "gymrl.testing.vision",
+    "build_image_uri": "gymrl.testing.vision",
     "build_tiny_model": "gymrl.testing.models",
     "build_tiny_tokenizer": "gymrl.testing.models",
+    "build_tiny_vision_model": "gymrl.testing.vision",
+    "build_tiny_vision_tokenizer": "gymrl.testing.vision",
 }
 
 __all__ = [
     "FakeGymServer",
     "ScriptedGenerator",
+    "build_image",
+    "build_image_uri",
     "build_tiny_model",
     "build_tiny_tokenizer",
+    "build_tiny_vision_model",
+    "build_tiny_vision_tokenizer",
 ]
 
 
