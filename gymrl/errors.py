@@ -23,7 +23,9 @@
     │       ├── GymSchemaError               the server's answer is not what the protocol says
     │       ├── LedgerMismatchError          what the server served is not what the agent's answer says
     │       ├── NonContiguousTokensError     a turn's prompt does not begin with what was sampled
+    │       ├── MediaError (ValueError)      an image is refused or broken
     │       ├── BadLogprobsError             missing, short, null, NaN or infinite
+    │       ├── RoutedExpertsError           routes are missing, malformed, or too few for the tokens
     │       ├── RewardContractError (ValueError)  no number, or not the sum of its components
     │       ├── RowRejected                  the caller's `accept` refused the sample
     │       └── NoGenerationError            no turn to train on
@@ -37,6 +39,7 @@
     │   └── WeightUpdateError                   new weights were not taken; says which ones serve
     ├── RankFailedError (RuntimeError)       another rank of the job failed or is gone; says which and why
     ├── EnvironmentContractError (ValueError)   an environment's step is not what the protocol says
+    ├── FileChangedError (RuntimeError)      a file is no longer the one that was read
     ├── ServerError (RuntimeError)           a server of ours: names the instance and the URL
     │   ├── ServerStartError
     │   └── ServerDiedError
@@ -197,6 +200,12 @@ class RolloutTimeout(RolloutInfraFailure, TimeoutError):
     setting: str | None = None
 
 
+class MediaFetchError(RolloutInfraFailure):
+    """An image could not be downloaded now: connection trouble, a deadline, HTTP 5xx, 408, 429."""
+
+    source: str | None = None
+
+
 class LedgerLostError(RolloutInfraFailure):
     """The server no longer knows what it served to a rollout; `reason` says why."""
 
@@ -241,10 +250,31 @@ class NonContiguousTokensError(RolloutDataFailure):
     received: list[int] | None = None
 
 
+class MediaError(RolloutDataFailure, ValueError):
+    """An image is refused or broken; `source` is the beginning of what named it.
+
+    `expected` and `received` are counts, where images and their places among the tokens disagree.
+    """
+
+    source: str | None = None
+    expected: int | None = None
+    received: int | None = None
+
+
 class BadLogprobsError(RolloutDataFailure):
     """Log-probabilities are missing, too few, null, NaN or infinite."""
 
     position: int | None = None
+
+
+class RoutedExpertsError(RolloutDataFailure):
+    """Routes of a mixture-of-experts model are missing, malformed, or do not fit the tokens.
+
+    `expected` and `received` are numbers of tokens, where those differ.
+    """
+
+    expected: int | None = None
+    received: int | None = None
 
 
 class RewardContractError(RolloutDataFailure, ValueError):

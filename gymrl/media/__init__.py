@@ -1,0 +1,31 @@
+"""Images: what names them, where they may come from, how large they may be.
+
+Both sides of a rollout read images here, so that the model that sampled and the trainer see the
+same pixels. Importing this loads no image library; Pillow is loaded with the first image.
+"""
+
+from gymrl.media.images import (
+    EncodedImage,
+    inspect_image,
+    open_image,
+)
+from gymrl.media.loading import load_image
+from gymrl.media.sources import (
+    IMAGE_SOURCE_PREFIXES,
+    decode_data_url,
+    is_allowed_source,
+    looks_like_image_source,
+    to_data_url,
+)
+
+__all__ = [
+    "IMAGE_SOURCE_PREFIXES",
+    "EncodedImage",
+    "decode_data_url",
+    "inspect_image",
+    "is_allowed_source",
+    "load_image",
+    "looks_like_image_source",
+    "open_image",
+    "to_data_url",
+]

@@ -1,0 +1,202 @@
+"""Downloads of images from named hosts, guarded against being sent elsewhere.
+
+A row's text chooses the URL, so a download must not reach what the row could not reach itself.
+The host of every hop is checked against the configuration, every address that its name resolves to
+is checked, and the connection goes to the addresses that were checked: a name that resolves
+differently a moment later gains nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+import anyio
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from gymrl.errors import MediaFetchError
+from gymrl.media.sources import refused, shown, too_large
+
+if TYPE_CHECKING:
+    from gymrl.config import MediaConfig
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+NOT_NOW = frozenset({408, 429})
+CHUNK_BYTES = 64 << 10
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+async def fetch(url: str, config: MediaConfig) -> bytes:
+    """Download `url`, at most ``max_image_bytes`` of it, within ``fetch_timeout_s``.
+
+    Raises:
+        MediaError: A hop leads to a scheme, host or address that is not allowed, there are too
+            many hops, the host refuses, or the body is too large.
+        MediaFetchError: The host can't be reached, is not well, or takes too long.
+    """
+    try:
+        with anyio.fail_after(config.fetch_timeout_s):
+            async with _session(config) as session:
+                return await _follow(session, url, config)
+    except TimeoutError as error:
+        raise _not_now(
+            url, f"not there within media.fetch_timeout_s={config.fetch_timeout_s:g}"
+        ) from error
+    except _PrivateAddressError as error:
+        raise refused(url, str(error)) from error
+    except aiohttp.InvalidURL as error:
+        raise refused(url, "not a URL that can be fetched") from error
+    except (aiohttp.ClientError, OSError) as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, _PrivateAddressError):
+                raise refused(url, str(cause)) from error
+            cause = cause.__cause__ or cause.__context__
+        raise _not_now(url, f"{type(error).__name__}: {error}") from error
+
+
+def _session(config: MediaConfig) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=_CheckedResolver(config), use_dns_cache=False),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        headers={"Accept": "image/*", "Accept-Encoding": "identity"},
+        timeout=aiohttp.ClientTimeout(total=config.fetch_timeout_s),
+    )
+
+
+async def _follow(session: aiohttp.ClientSession, url: str, config: MediaConfig) -> bytes:
+    target = url
+    for _ in range(config.max_redirects + 1):
+        _check_target(target, url, config)
+        async with session.get(target, allow_redirects=False) as response:
+            if response.status not in REDIRECTS:
+                return await _body(response, url, config)
+            target = urljoin(target, response.headers.get("Location", ""))
+    raise refused(url, f"more than media.max_redirects={config.max_redirects} redirects")
+
+
+def _check_target(target: str, url: str, config: MediaConfig) -> None:
+    """Refuse a hop whose scheme, host or literal address is not allowed."""
+    where = "" if target == url else f" (redirected to {shown(target)!r})"
+    try:
+        parts = urlsplit(target)
+        host = (parts.hostname or "").rstrip(".")
+        _ = parts.port
+    except ValueError as error:
+        raise refused(url, f"not a URL: {error}{where}") from error
+    if parts.scheme.lower() not in config.schemes or parts.scheme.lower() not in ("http", "https"):
+        raise refused(url, f"{parts.scheme or 'no scheme'} is not in media.schemes{where}")
+    if parts.username is not None or parts.password is not None:
+        raise refused(url, f"a URL with a user name or password is not fetched{where}")
+    if not _is_listed(host, config.allowed_hosts):
+        raise refused(url, f"{host!r} is not in media.allowed_hosts{where}")
+    try:
+        check_address(host, host, config)
+    except _PrivateAddressError as error:
+        raise refused(url, f"{error}{where}") from error
+
+
+def _is_listed(host: str, hosts: tuple[str, ...]) -> bool:
+    name = host.lower().rstrip(".")
+    return any(
+        name.endswith(entry[1:].lower()) if entry.startswith("*.") else name == entry.lower()
+        for entry in hosts
+    )
+
+
+async def _body(response: aiohttp.ClientResponse, url: str, config: MediaConfig) -> bytes:
+    status = response.status
+    if status >= 500 or status in NOT_NOW:
+        raise _not_now(url, f"HTTP {status}", status)
+    if status != 200:
+        raise refused(url, f"HTTP {status}")
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise refused(url, "it came compressed though that was not asked for")
+    if (response.content_length or 0) > config.max_image_bytes:
+        raise too_large(url, response.content_length or 0, config)
+    data = bytearray()
+    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+        data += chunk
+        if len(data) > config.max_image_bytes:
+            raise too_large(url, len(data), config)
+    return bytes(data)
+
+
+def _not_now(url: str, why: str, status: int | None = None) -> MediaFetchError:
+    return MediaFetchError(
+        f"image {shown(url)!r}: {why}", source=shown(url), url=shown(url), status=status
+    )
+
+
+class _PrivateAddressError(OSError):
+    """A host is at an address that is not public."""
+
+
+class _CheckedResolver(AbstractResolver):
+    """Resolves names, and gives out addresses only when each of them may be connected to."""
+
+    def __init__(self, config: MediaConfig) -> None:
+        self._config = config
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        results = []
+        for kind, _, protocol, _, address in found:
+            check_address(host, str(address[0]), self._config)
+            results.append(
+                ResolveResult(
+                    hostname=host,
+                    host=str(address[0]),
+                    port=port,
+                    family=kind,
+                    proto=protocol,
+                    flags=socket.AI_NUMERICHOST,
+                )
+            )
+        return results
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def check_address(host: str, address: str, config: MediaConfig) -> None:
+    """Refuse an address that is not public, unless its host may be at one.
+
+    Text that is no address passes: it is a name, and is checked when it is resolved.
+
+    Raises:
+        OSError: The address is private, loopback, link-local, reserved or multicast, itself or as
+            the IPv4 address inside an IPv6 one.
+    """
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return
+    if _is_public(ip) or _is_listed(host, config.private_hosts):
+        return
+    raise _PrivateAddressError(
+        f"{host!r} is at {address}, which is not public; list the host in media.private_hosts to "
+        "allow it"
+    )
+
+
+def _is_public(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    inner: list[ipaddress.IPv4Address | None] = []
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
+        if ip in _NAT64:
+            inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF))
+        if ip.ipv4_mapped is not None:
+            return _is_public(ip.ipv4_mapped)
+    return (
+        ip.is_global
+        and not ip.is_multicast
+        and all(address is None or _is_public(address) for address in inner)
+    )
