@@ -4,7 +4,8 @@ A *row* is one attempt to be made. A *trajectory* is what one attempt gave: flat
 *turns* that cut them up. A *group* is all attempts at one prompt. Records are frozen; a changed
 record is a new one (:func:`msgspec.structs.replace`). Arrays inside them are not to be written to.
 
-Token arrays are ``int32`` and log-probabilities ``float32``, one-dimensional, C-contiguous.
+Token arrays are ``int32`` and log-probabilities ``float32``, one-dimensional, C-contiguous. Routes
+(:mod:`gymrl.routed_experts`) are ``int8``, ``int16`` or ``int32``, ``[T, layers, experts a token]``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+RoutesArray = npt.NDArray[np.signedinteger[Any]]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -182,6 +184,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, tag="trajectory"):
         side_trajectories: Calls beside the main conversation, where they are kept
             (``GymConfig.side_calls``).
         weight_versions: Which weights gave which sampled tokens; empty where nobody said.
+        routed_experts: ``[T, L, K]``: the experts that each token went through, -1 where that is
+            not known (:mod:`gymrl.routed_experts`); None where no call said.
     """
 
     agent: str
@@ -197,6 +201,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, tag="trajectory"):
     notes: dict[str, int] = {}
     side_trajectories: tuple[SideTrajectory, ...] = ()
     weight_versions: tuple[WeightVersionSpan, ...] = ()
+    routed_experts: RoutesArray | None = None
 
     @property
     def num_tokens(self) -> int:

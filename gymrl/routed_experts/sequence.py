@@ -1,0 +1,155 @@
+"""The routes of model calls, laid along the tokens of one trajectory.
+
+A call's routes cover its whole prompt and what it sampled. Of these a trajectory takes what the call
+is the first to know::
+
+    call 0   [ prompt 0 ][ sampled 0 · ]
+    call 1   [ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ r ][ more prompt ][ sampled 1 · ]
+
+    routes   [ prompt 0 ][ sampled 0 r ][ more prompt ][ sampled 1 · ]
+
+A call never feeds the last token that it samples (``·``), so no router has seen it: its row is
+padding. The next call does (``r``), and that row takes the padding's place. Earlier rows stay those
+of the forward passes that the tokens were sampled in. The very last token has no successor in the
+trajectory, so no loss depends on its route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gymrl.routed_experts.experts import (
+    MISSING,
+    RouteFormatError,
+    fit_routes,
+    missing_routes,
+)
+
+if TYPE_CHECKING:
+    from gymrl.types import RoutesArray
+
+
+class RouteSequence:
+    """The routes of one trajectory, grown turn by turn.
+
+    Attributes:
+        length: Tokens so far.
+        num_missing_turns: Turns that came without routes.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.num_missing_turns = 0
+        self._chunks: list[RoutesArray | int] = []
+        self._mended: list[tuple[int, RoutesArray]] = []
+        self._shape: tuple[int, ...] | None = None
+
+    def add(self, routes: RoutesArray | None, num_added: int, num_sampled: int) -> None:
+        """Add one turn. What is given is not changed, and is kept until :meth:`array`.
+
+        Args:
+            routes: ``[rows, L, K]`` of the turn's call, from its first prompt token on, at least as
+                many rows as it has tokens; None: the turn has none.
+            num_added: Tokens that its prompt added to the sequence.
+            num_sampled: Tokens that it sampled.
+
+        Raises:
+            RouteFormatError: There are too few rows, or other layers or experts a token than
+                before. The sequence is as before.
+        """
+        start, end = self.length, self.length + num_added + num_sampled
+        if routes is None:
+            self.num_missing_turns += 1
+            self._chunks.append(end - start)
+            self.length = end
+            return
+        if routes.shape[0] < end:
+            raise RouteFormatError(
+                f"{routes.shape[0]} rows of routes for {end} tokens (prompt "
+                f"{start + num_added} + generation {num_sampled})"
+            )
+        if self._shape not in (None, routes.shape[1:]):
+            raise RouteFormatError(
+                f"routes of shape {list(routes.shape[1:])} (layers, experts a token) follow routes "
+                f"of shape {list(self._shape or ())}"
+            )
+        self._shape = routes.shape[1:]
+        if start and self._chunks and not isinstance(self._chunks[-1], int):
+            self._mended.append((start - 1, routes[start - 1]))
+        self._chunks.append(routes[start:end])
+        self.length = end
+
+    def array(self, dtype: str | None = None) -> RoutesArray | None:
+        """``[length, L, K]``; a turn without routes is all `MISSING`. None where no turn has any.
+
+        Args:
+            dtype: Of the array; None: the widest of what was added.
+
+        Raises:
+            RouteFormatError: An id does not fit `dtype`.
+        """
+        if self._shape is None:
+            return None
+        known = [chunk for chunk in self._chunks if not isinstance(chunk, int)]
+        name = dtype or np.result_type(*known).name
+        num_layers, top_k = self._shape
+        pieces = [
+            missing_routes(chunk, num_layers, top_k, name)
+            if isinstance(chunk, int)
+            else fit_routes(chunk, name)
+            for chunk in self._chunks
+        ]
+        routes: RoutesArray = np.concatenate(pieces)
+        for position, row in self._mended:
+            routes[position] = fit_routes(row, name)
+        return routes
+
+
+def unknown_routes(routes: RoutesArray, spans: Sequence[tuple[int, int]]) -> int:
+    """How many tokens that a loss may depend on have no route.
+
+    A token's route matters where a token after it was sampled. So the last token of all does not
+    count; nor does what follows the last sampled one.
+
+    Args:
+        routes: ``[T, L, K]``.
+        spans: Sampled tokens as ``[start, end)``, ascending.
+    """
+    end = max((end for start, end in spans if end > start), default=0)
+    return int((routes[: max(end - 1, 0)] == MISSING).all(axis=(1, 2)).sum())
+
+
+def routes_or_missing(
+    all_routes: Sequence[RoutesArray | None], lengths: Sequence[int]
+) -> list[RoutesArray] | None:
+    """One array for each sample of a batch, all of one type; None where no sample has routes.
+
+    Args:
+        all_routes: ``[T, L, K]`` or None, a sample.
+        lengths: T of each.
+
+    Raises:
+        RouteFormatError: Samples disagree about layers or experts a token; names the two.
+    """
+    known = [(place, r) for place, r in enumerate(all_routes) if r is not None]
+    if not known:
+        return None
+    first, model = known[0]
+    for place, routes in known:
+        if routes.shape[1:] != model.shape[1:]:
+            raise RouteFormatError(
+                f"sample {place} has routes of shape {list(routes.shape[1:])} (layers, experts a "
+                f"token) where sample {first} has {list(model.shape[1:])}; they are of different "
+                "models"
+            )
+    name = np.result_type(*[routes for _, routes in known]).name
+    num_layers, top_k = model.shape[1:]
+    return [
+        missing_routes(length, num_layers, top_k, name)
+        if routes is None
+        else fit_routes(routes, name)
+        for routes, length in zip(all_routes, lengths, strict=True)
+    ]
