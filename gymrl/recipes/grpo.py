@@ -23,6 +23,7 @@ import torch.distributed as dist
 import transformers
 
 import gymrl.torchrun
+from gymrl.generation.models import resolve_model
 from gymrl.generation.transformers import without_progress_bars
 from gymrl.recipes import checkpoint
 from gymrl.recipes.loss import OtherLogprobs, group_advantages, token_loss
@@ -162,11 +163,16 @@ class Trainer:
     def _logprobs(
         self, model: torch.nn.Module, micro: MicroBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each token after the first, and the entropy where it was sampled: ``[B, T - 1]``."""
-        output = model(input_ids=micro.token_ids, attention_mask=micro.attention, use_cache=False)
+        """Of each token from the first that counts, and the entropy where it was sampled."""
+        output = model(
+            input_ids=micro.token_ids,
+            attention_mask=micro.attention,
+            use_cache=False,
+            logits_to_keep=micro.token_ids.shape[1] - micro.start,
+        )
         logits = output.logits[:, :-1].float() / (self._config.sampling.temperature or 1.0)
         every = logits.log_softmax(-1)
-        chosen = every.gather(-1, micro.token_ids[:, 1:, None])[..., 0]
+        chosen = every.gather(-1, micro.token_ids[:, 1 + micro.start :, None])[..., 0]
         entropy = -(every.detach().exp() * every.detach()).sum(-1)
         return chosen, entropy
 
@@ -206,7 +212,10 @@ def train(config: GrpoConfig, *, is_live: bool = False) -> None:
     """Run to the last step, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
     untrained = Path(config.output) / f"model-{config.seed}"
-    model_path = config.model or str(build_word_model(untrained, seed=config.seed, layers=1))
+    if config.model is None:
+        model_path = str(build_word_model(untrained, seed=config.seed, layers=1))
+    else:
+        model_path = resolve_model(config.model)
     job, rows = rollout_config(config, model_path)
     with gymrl.torchrun.rollouts(job, rows=rows) as rollouts, contextlib.ExitStack() as stack:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)

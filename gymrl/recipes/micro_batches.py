@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 class MicroBatch:
-    """Samples of one forward pass; everything but `token_ids` and `attention` is ``[B, T - 1]``."""
+    """Samples of one forward pass.
+
+    Nothing is computed for what stands before the first token that counts: with `start` tokens left
+    out, everything but `token_ids` and `attention`, which are ``[B, T]``, is ``[B, T - 1 - start]``
+    and begins with token ``start + 1``.
+    """
 
     def __init__(
         self,
@@ -25,8 +30,10 @@ class MicroBatch:
     ) -> None:
         self.token_ids = token_ids
         self.attention = (torch.arange(token_ids.shape[1]) < lengths[:, None]).long()
-        self.mask = mask[:, 1:]
-        self.sampled = sampled[:, 1:]
+        counts = mask[:, 1:].any(0).nonzero()
+        self.start = int(counts[0]) if len(counts) else token_ids.shape[1] - 2
+        self.mask = mask[:, 1 + self.start :]
+        self.sampled = sampled[:, 1 + self.start :]
         self.advantages = advantages
         self.proximal = self.sampled
 

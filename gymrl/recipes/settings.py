@@ -24,6 +24,8 @@ from gymrl.torchrun import PerNode, TorchrunConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gymrl.benchmark import Benchmark
+
 
 class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that decides a run.
@@ -31,8 +33,9 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         output: Directory of checkpoints and metrics; a run that finds a checkpoint goes on from it.
         benchmark: ``say_word``, or what :func:`gymrl.load_benchmark` knows.
+        benchmark_params: Its own settings, as :func:`gymrl.load_benchmark` takes them.
         num_tasks: Tasks of the benchmark.
-        model: A directory or hub id; None: an untrained model that knows the words of `say_word`.
+        model: A directory, hub id or ``smollm2``; None: an untrained model that knows the words of `say_word`.
         backend: What generates.
         steps: Of the run.
         prompts_per_step: Groups of all ranks in a step.
@@ -59,6 +62,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     output: str = "runs/grpo"
     benchmark: str = "say_word"
+    benchmark_params: dict[str, Any] = {}
     num_tasks: int = 64
     model: str | None = None
     backend: Literal["transformers", "vllm"] = "transformers"
@@ -105,7 +109,7 @@ def rollout_config(config: GrpoConfig, model: str) -> tuple[TorchrunConfig, list
     if config.benchmark == "say_word":
         rows, servers = say_word_rows(), say_word_servers()
     else:
-        benchmark = load_benchmark(config.benchmark, num_tasks=config.num_tasks, seed=config.seed)
+        benchmark = _benchmark(config, config.num_tasks, config.seed)
         rows, servers = list(benchmark.rows), benchmark.servers
     samples = config.prompts_per_step * config.num_generations
     rollout = RolloutConfig(
@@ -128,8 +132,12 @@ def validation_rows(config: GrpoConfig) -> list[dict[str, Any]]:
         rows = say_word_rows()
         return [rows[index % len(rows)] for index in range(count)]
     # Another seed, other tasks.
-    seed = config.seed + 1_000_003
-    return list(load_benchmark(config.benchmark, num_tasks=count, seed=seed).rows)
+    return list(_benchmark(config, count, config.seed + 1_000_003).rows)
+
+
+def _benchmark(config: GrpoConfig, num_tasks: int, seed: int) -> Benchmark:
+    params = config.benchmark_params
+    return load_benchmark(config.benchmark, num_tasks=num_tasks, seed=seed, params=params)
 
 
 def read_config(arguments: Sequence[str]) -> tuple[GrpoConfig, bool]:
