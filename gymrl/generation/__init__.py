@@ -20,6 +20,12 @@ from gymrl.generation.base import (
 from gymrl.generation.weights import DirectoryWeights, TensorWeights, UpdatableGenerator
 
 if TYPE_CHECKING:
+    from gymrl.generation.batch import (
+        BatchGenerator,
+        GenerationDatumSpec,
+        GenerationOutputSpec,
+        verify_right_padding,
+    )
     from gymrl.generation.chat import ChatFormat
     from gymrl.generation.fidelity import FidelityReport, RecordedSequence, check_fidelity
     from gymrl.generation.models import resolve_model
@@ -32,8 +38,11 @@ if TYPE_CHECKING:
     from gymrl.generation.vllm_http import RemoteVllmGenerator
 
 _HOMES = {
+    "BatchGenerator": "gymrl.generation.batch",
     "ChatFormat": "gymrl.generation.chat",
+    "GenerationDatumSpec": "gymrl.generation.batch",
     "GenerationEndpoint": "gymrl.generation.service",
+    "GenerationOutputSpec": "gymrl.generation.batch",
     "GenerationServer": "gymrl.generation.server",
     "GenerationService": "gymrl.generation.service",
     "Policy": "gymrl.generation.policy",
@@ -45,16 +54,20 @@ _HOMES = {
     "check_fidelity": "gymrl.generation.fidelity",
     "resolve_model": "gymrl.generation.models",
     "splice": "gymrl.generation.prefix",
+    "verify_right_padding": "gymrl.generation.batch",
 }
 
 __all__ = [
+    "BatchGenerator",
     "ChatFormat",
     "DirectoryWeights",
     "FidelityReport",
     "FinishReason",
     "Generated",
     "GenerationConfig",
+    "GenerationDatumSpec",
     "GenerationEndpoint",
+    "GenerationOutputSpec",
     "GenerationServer",
     "GenerationService",
     "Generator",
@@ -70,6 +83,7 @@ __all__ = [
     "check_fidelity",
     "resolve_model",
     "splice",
+    "verify_right_padding",
 ]
 
 

@@ -6,13 +6,14 @@ business of :mod:`gymrl.generation.chat` and :mod:`gymrl.generation.server`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams
-from gymrl.errors import ContextOverflowError, GenerationRequestError
+from gymrl.errors import BadLogprobsError, ContextOverflowError, GenerationRequestError
 
 __all__ = [
     "FinishReason",
@@ -23,6 +24,7 @@ __all__ = [
     "SamplingParams",
     "TokenCallback",
     "WeightSpan",
+    "check_logprobs",
     "check_prompt",
     "token_budget",
 ]
@@ -129,4 +131,22 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
                 f"{vocab_size} tokens",
                 param="prompt",
                 position=position,
+            )
+
+
+def check_logprobs(generated: Generated) -> None:
+    """Hold a generator to one finite log-probability for each sampled token.
+
+    Raises:
+        BadLogprobsError: They are too few or too many, or one is NaN or infinite.
+    """
+    if len(generated.logprobs) != len(generated.token_ids):
+        raise BadLogprobsError(
+            f"the generator gave {len(generated.logprobs)} log-probabilities for "
+            f"{len(generated.token_ids)} tokens"
+        )
+    for position, logprob in enumerate(generated.logprobs):
+        if not math.isfinite(logprob):
+            raise BadLogprobsError(
+                f"the log-probability of sampled token {position} is {logprob}", position=position
             )

@@ -7,7 +7,6 @@ and dress the :class:`Completion` in their own shape.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +14,14 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from gymrl.errors import BadLogprobsError, GenerationError, GenerationRequestError, PrefixError
-from gymrl.generation.base import Generated, Generator, SamplingParams, TokenCallback
+from gymrl.errors import GenerationError, GenerationRequestError, PrefixError
+from gymrl.generation.base import (
+    Generated,
+    Generator,
+    SamplingParams,
+    TokenCallback,
+    check_logprobs,
+)
 from gymrl.generation.ledger import Answer, RolloutLedger
 from gymrl.generation.ledger_match import answer_keys, find_prefix
 from gymrl.generation.parsing import ParsedText
@@ -188,7 +193,7 @@ class Policy:
         generated = await self.generator.generate(prompt_ids, sampling, on_token=on_token)
         if generated.finish_reason == "abort":
             raise ServerClosingError("the generator closed before the generation ended")
-        _check_logprobs(generated)
+        check_logprobs(generated)
         parsed = self.chat.parse(
             self.text(generated),
             has_tools=bool(conversation.tools) and conversation.may_call,
@@ -221,16 +226,3 @@ def true_prefix(
             param=f"{where}.{missing}",
         )
     return TruePrefix(prompt_token_ids, generation_token_ids)
-
-
-def _check_logprobs(generated: Generated) -> None:
-    if len(generated.logprobs) != len(generated.token_ids):
-        raise BadLogprobsError(
-            f"the generator gave {len(generated.logprobs)} log-probabilities for "
-            f"{len(generated.token_ids)} tokens"
-        )
-    for position, logprob in enumerate(generated.logprobs):
-        if not math.isfinite(logprob):
-            raise BadLogprobsError(
-                f"the log-probability of sampled token {position} is {logprob}", position=position
-            )
