@@ -4,6 +4,8 @@
 
     GymrlError
     ├── ConfigError (ValueError)             a setting is wrong: names the field, the value, the remedy
+    │   └── RealServersError                 a benchmark needs NeMo Gym's own servers
+    ├── OutputError (RuntimeError)           what a run gave can't be written: names the file and why
     ├── UnsupportedOptionError (ValueError, AssertionError)   an option that this road does not have
     ├── DeadlineExceeded (TimeoutError)      a wait ended: names what was waited for and the setting
     ├── RowError                             a row was refused before anything ran
@@ -111,6 +113,16 @@ class ConfigError(GymrlError, ValueError):
     """A setting is wrong. The text names the field, the value and the remedy."""
 
     setting: str | None = None
+
+
+class RealServersError(ConfigError):
+    """A benchmark needs NeMo Gym's own servers, and nobody has started them."""
+
+
+class OutputError(GymrlError, RuntimeError):
+    """What a run gave can't be written: no space, no permission, a file that is gone."""
+
+    path: str | None = None
 
 
 class UnsupportedOptionError(GymrlError, ValueError, AssertionError):
@@ -363,6 +375,10 @@ class EnvironmentContractError(GymrlError, ValueError):
     """What an environment's step returned is not what the protocol says; the run ends."""
 
     task_name: str | None = None
+
+
+class FileChangedError(GymrlError, RuntimeError):
+    """A file that was read before is now another, shorter, or gone."""
 
 
 class ServerError(GymrlError, RuntimeError):

@@ -14,7 +14,7 @@ from gymrl.benchmark.roots import find_benchmark, search_roots
 from gymrl.benchmark.servers import BenchmarkServers, ServingConfig
 from gymrl.benchmark.settings import checked_overrides, load_config, resolved, unresolved, value_of
 from gymrl.config import GymConfig
-from gymrl.errors import ConfigError
+from gymrl.errors import ConfigError, RealServersError
 from gymrl.gym.registry import ENVIRONMENTS, MODELS, RELAY
 
 if TYPE_CHECKING:
@@ -223,12 +223,41 @@ def _seconds(settings: Mapping[str, Any], name: str) -> float:
     return float(value) or float("inf")
 
 
+def benchmark_servers(
+    benchmark: str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    roots: Sequence[str | Path] = (),
+) -> dict[str, Any]:
+    """The server instances that :func:`serve_benchmark` would start, without the policy's.
+
+    Args:
+        benchmark: ``NAME`` or ``NAME/FLAVOR``.
+        overrides: As for :func:`serve_benchmark`; the policy's keys need not be among them.
+        roots: Searched for benchmarks before all others.
+
+    Returns:
+        Gym's own shape, every interpolation resolved; fits ``GymConfig.servers``.
+
+    Raises:
+        ConfigError: The name or the configuration is wrong.
+        RealServersError: An instance needs one of NeMo Gym's own servers.
+    """
+    checked = checked_overrides(overrides)
+    places = search_roots(roots)
+    source = find_benchmark(benchmark, places)
+    return _served_instances(load_config(source, places, checked, _NO_POLICY))
+
+
+_NO_POLICY = {"policy_base_url": "", "policy_api_key": "", "policy_model_name": ""}
+
+
 def _served_instances(config: DictConfig) -> dict[str, Any]:
     plain = server_instances(unresolved(config))
     real = {n: i.block["entrypoint"] for n, i in plain.items() if _is_real_gym_server(i)}
     if real:
         named = ", ".join(f"{name} ({entrypoint})" for name, entrypoint in sorted(real.items()))
-        raise ConfigError(
+        raise RealServersError(
             f"these instances are NeMo Gym's own servers, which gymrl does not start here: {named}. "
             "Start the benchmark with `gym env start` and give its registry server to TaskRunner, "
             "or name host and port of each such server that runs",

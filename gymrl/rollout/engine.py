@@ -157,7 +157,8 @@ class RolloutEngine:
             rows: One dictionary a prompt. Not changed.
             num_generations: Attempts at each prompt; they are one group.
             sampling: The profile to use; None: the configuration's.
-            training: False for validation, which stays without the length penalty.
+            training: False for validation, which stays without the length penalty and may be
+                greedy (a temperature of 0).
 
         Returns:
             One group a prompt. The last one has the timings of all instances, merged; they are in
@@ -203,6 +204,7 @@ class RolloutEngine:
             sizes,
             routes=shards.routes or None,
             seed=self.config.seed if profile.seed is None else profile.seed,
+            is_training=training,
         )
         scoring = resolve_scoring(
             self._scoring_config,

@@ -99,9 +99,19 @@ def check_count(name: str, value: object) -> None:
 
 
 def refuse_unsupported(
-    sampling: SamplingParams, *, greedy: bool = False, max_rollout_turns: int | None = None
+    sampling: SamplingParams,
+    *,
+    greedy: bool = False,
+    max_rollout_turns: int | None = None,
+    is_training: bool = True,
 ) -> None:
     """Refuse sampling options that do not reach the model through Gym.
+
+    Args:
+        sampling: The profile.
+        greedy: Asked for beside it.
+        max_rollout_turns: Asked for beside it.
+        is_training: False lets a temperature of 0 pass: nobody trains on the log-probabilities.
 
     Raises:
         UnsupportedOptionError: Names the option, its value and what to do.
@@ -111,7 +121,7 @@ def refuse_unsupported(
         ("greedy", greedy, greedy, "set a temperature above 0"),
         (
             "temperature",
-            sampling.temperature == 0,
+            is_training and sampling.temperature == 0,
             sampling.temperature,
             "greedy decoding has no log-probabilities of its own; set one above 0",
         ),
@@ -165,6 +175,7 @@ def prepare_rows(
     *,
     routes: Collection[str] | None = None,
     seed: int | None = None,
+    is_training: bool = True,
 ) -> list[Row]:
     """Check, stamp and encode a whole batch.
 
@@ -176,6 +187,7 @@ def prepare_rows(
         seed: Of the run. Each row's sampling seed derives from it, the task index and the rollout
             index, so equal runs sample alike whatever completes first. None: rows are unseeded,
             but for a seed of their own.
+        is_training: False lets a temperature of 0 pass.
 
     Raises:
         RowTypeError: A row, or a field of it, has the wrong type.
@@ -183,7 +195,7 @@ def prepare_rows(
             not fit.
         UnsupportedOptionError: An option that does not reach the model through Gym.
     """
-    refuse_unsupported(sampling)
+    refuse_unsupported(sampling, is_training=is_training)
     sizes.check(len(rows))
     run = uuid.uuid4().hex[:12]
     prepared: list[Row] = []
@@ -294,7 +306,7 @@ def _stamp(
     else:
         params["max_output_tokens"] = limit
     if seed is not None:
-        params["metadata"] = _with_seed(params.get("metadata"), seed, index)
+        params["metadata"] = with_seed(params.get("metadata"), seed, index)
     return params
 
 
@@ -309,8 +321,18 @@ def _output_limit(own: object, configured: int | None, index: int) -> int | None
     return own if configured is None else min(own, configured)
 
 
-def _with_seed(metadata: object, seed: int, index: int) -> dict[str, Any]:
-    """The metadata with the seed in ``extra_body``, the way Gym lets request options travel."""
+def with_seed(metadata: object, seed: int, index: int) -> dict[str, Any]:
+    """A request's metadata with the seed in ``extra_body``, as Gym lets request options travel.
+
+    Args:
+        metadata: As the row has it; not changed.
+        seed: Of the row.
+        index: The row's, for error messages.
+
+    Raises:
+        RowTypeError, RowValueError: The metadata is no mapping, or its ``extra_body`` is no JSON
+            text of an object.
+    """
     where = f"row {index}: responses_create_params.metadata"
     if metadata is None:
         metadata = {}

@@ -2,7 +2,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from gymrl.benchmark import serve_benchmark
-from gymrl.benchmark.serving import serving_config
+from gymrl.benchmark.serving import benchmark_servers, serving_config
 from gymrl.errors import ConfigError
 
 POLICY = {
@@ -122,3 +122,17 @@ def test_a_served_benchmark_is_entered_once():
         served.__enter__()
     with pytest.raises(RuntimeError, match="entered already"):
         served.__enter__()
+
+
+def test_the_servers_of_a_benchmark_can_be_had_without_a_policy():
+    servers = benchmark_servers("chain_sum", {"answer_extractor": "first_word"})
+
+    assert sorted(servers) == ["chain_sum", "chain_sum_simple_agent"]
+    assert servers["chain_sum"] == {
+        "resources_servers": {
+            "reasoning_gym": {
+                "entrypoint": "gymrl.gym.embedded.reasoning_gym:ReasoningGymServer",
+                "answer_extractor": "first_word",
+            }
+        }
+    }

@@ -320,6 +320,11 @@ def test_sampling_options_without_a_road_through_gym_are_refused(changes, settin
     assert caught.value.setting == setting
 
 
+def test_a_validation_may_be_greedy():
+    body = prepare_one(dataset_row(), SamplingParams(temperature=0.0), is_training=False)
+    assert body["responses_create_params"]["temperature"] == 0.0
+
+
 @pytest.mark.parametrize("options", [{"greedy": True}, {"max_rollout_turns": 5}])
 def test_greedy_decoding_and_turn_limits_are_refused(options):
     with pytest.raises(AssertionError, match="not supported"):
