@@ -12,7 +12,7 @@ trajectory (:class:`RouteSequence`). See ``docs/guides/router-replay.md``.
 
 from gymrl.routed_experts.envelope import (
     MAGIC,
-    RouteFormatError,
+    decode_last_routes,
     decode_routes,
     encode_routes,
     routes_of_npy,
@@ -20,21 +20,29 @@ from gymrl.routed_experts.envelope import (
 from gymrl.routed_experts.experts import (
     MISSING,
     ROUTES_DTYPES,
+    RouteFormatError,
     count_experts,
     fit_routes,
     missing_routes,
     routes_dtype,
     signed_routes,
 )
-from gymrl.routed_experts.sequence import RouteSequence, routes_or_missing, unknown_routes
+from gymrl.routed_experts.sequence import (
+    RouteCountError,
+    RouteSequence,
+    routes_or_missing,
+    unknown_routes,
+)
 
 __all__ = [
     "MAGIC",
     "MISSING",
     "ROUTES_DTYPES",
+    "RouteCountError",
     "RouteFormatError",
     "RouteSequence",
     "count_experts",
+    "decode_last_routes",
     "decode_routes",
     "encode_routes",
     "fit_routes",

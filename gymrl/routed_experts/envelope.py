@@ -81,25 +81,55 @@ def decode_routes(value: str | bytes | Sequence[Any], dtype: str | None = None) 
     Raises:
         RouteFormatError: Some part of it is wrong: which one, and what it says.
     """
+    return decode_last_routes(value, 0, dtype)[1]
+
+
+def decode_last_routes(
+    value: str | bytes | Sequence[Any], first: int, dtype: str | None = None
+) -> tuple[int, RoutesArray]:
+    """As :func:`decode_routes`, but the rows from `first` on alone.
+
+    Each call of a rollout repeats the routes of all that was before; of an envelope, only the part
+    that is asked for is decoded and checked.
+
+    Args:
+        value: As there.
+        first: The first row that is wanted.
+        dtype: As there.
+
+    Returns:
+        How many rows there are in all, and those from `first` on (none where there are fewer).
+
+    Raises:
+        RouteFormatError: As there.
+    """
     if isinstance(value, str):
-        return _fitted(_of_text(value.encode("utf-8", "replace")), dtype)
-    if isinstance(value, bytes):
-        if value.startswith(b'"') and value.endswith(b'"') and b"\\" not in value:
-            return _fitted(_of_text(memoryview(value)[1:-1]), dtype)
-        if not value.startswith(b'"'):
-            return _fitted(_of_lists(value), dtype)
-        return decode_routes(msgspec.json.decode(value, type=str), dtype)
+        num_rows, routes = _of_text(value.encode("utf-8", "replace"), first)
+    elif isinstance(value, bytes) and value.startswith(b'"'):
+        if b"\\" in value or not value.endswith(b'"'):
+            return decode_last_routes(_plain_text(value), first, dtype)
+        num_rows, routes = _of_text(memoryview(value)[1:-1], first)
+    else:
+        whole = _of_lists(value if isinstance(value, bytes) else _as_json(value))
+        num_rows, routes = len(whole), whole[first:]
+    return num_rows, routes if dtype is None else fit_routes(routes, dtype)
+
+
+def _plain_text(value: bytes) -> str:
     try:
-        return _fitted(_of_lists(msgspec.json.encode(value)), dtype)
+        return msgspec.json.decode(value, type=str)
+    except msgspec.DecodeError as error:
+        raise RouteFormatError(f"routes are no JSON: {error}") from None
+
+
+def _as_json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
     except (TypeError, OverflowError) as error:
         raise RouteFormatError(f"routes are neither an envelope nor lists: {error}") from None
 
 
-def _fitted(routes: RoutesArray, dtype: str | None) -> RoutesArray:
-    return routes if dtype is None else fit_routes(routes, dtype)
-
-
-def _of_text(text: bytes | memoryview) -> RoutesArray:
+def _of_text(text: bytes | memoryview, first: int) -> tuple[int, RoutesArray]:
     view = memoryview(text)
     head = bytes(view[:_HEAD_CHARS]).decode("utf-8", "replace")
     parts = head.split(":", 3)
@@ -123,37 +153,44 @@ def _of_text(text: bytes | memoryview) -> RoutesArray:
             f"the envelope's shape is {shape_text!r}; it is <tokens>x<layers>x<experts a token>, "
             "the last two at least 1"
         )
-    shape = tuple(int(size) for size in matched.groups())
+    num_rows, num_layers, top_k = (int(size) for size in matched.groups())
     start = len(MAGIC) + len(name) + len(shape_text) + 3
-    return _of_base64(view[start:], name, shape)
+    shape = (num_rows, num_layers, top_k)
+    return num_rows, _of_base64(view[start:], name, shape, min(first, num_rows))
 
 
-def _of_base64(text: memoryview, name: str, shape: tuple[int, ...]) -> RoutesArray:
+def _of_base64(text: memoryview, name: str, shape: tuple[int, int, int], first: int) -> RoutesArray:
     dtype = ROUTES_DTYPES[name].newbyteorder("<")
-    count = shape[0] * shape[1] * shape[2]
+    row_bytes = shape[1] * shape[2] * dtype.itemsize
     # Before decoding: a head that promises more than there is costs nothing.
-    if len(text) != 4 * -(-count * dtype.itemsize // 3):
-        raise _wrong_count(_decoded(text), name, shape, count)
-    data = _decoded(text)
-    if len(data) != count * dtype.itemsize:
-        raise _wrong_count(data, name, shape, count)
-    routes = np.frombuffer(data, dtype=dtype).reshape(shape)
-    return signed_routes(routes)
-
-
-def _decoded(text: memoryview) -> bytes:
+    num_bytes = _decoded_size(text)
+    if num_bytes != shape[0] * row_bytes:
+        raise _wrong_count(num_bytes, name, shape)
+    # Four characters are three bytes, so decoding may begin at every third.
+    skipped = first * row_bytes // 3
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        data = binascii.a2b_base64(text[4 * skipped :], strict_mode=True)
     except ValueError as error:
         raise RouteFormatError(f"the envelope's data is not base64: {error}") from None
+    rows = np.frombuffer(data, dtype=np.uint8)[first * row_bytes - 3 * skipped :]
+    if rows.size != (shape[0] - first) * row_bytes:
+        raise _wrong_count(3 * skipped + len(data), name, shape)
+    return signed_routes(rows.view(dtype).reshape(-1, *shape[1:]))
 
 
-def _wrong_count(data: bytes, name: str, shape: tuple[int, ...], count: int) -> RouteFormatError:
-    size = ROUTES_DTYPES[name].itemsize
-    held = len(data) // size if len(data) % size == 0 else f"{len(data) / size:g}"
+def _decoded_size(text: memoryview) -> int:
+    padding = bytes(text[-2:]).count(b"=")
+    return len(text) // 4 * 3 - padding if len(text) % 4 == 0 else -1
+
+
+def _wrong_count(num_bytes: int, name: str, shape: tuple[int, int, int]) -> RouteFormatError:
+    if num_bytes < 0:
+        return RouteFormatError("the envelope's data is not base64: its length is no multiple of 4")
+    count, size = shape[0] * shape[1] * shape[2], ROUTES_DTYPES[name].itemsize
     dims = "x".join(str(length) for length in shape)
     return RouteFormatError(
-        f"the envelope holds {held} elements of {name} where its shape {dims} says {count}"
+        f"the envelope holds {num_bytes / size:g} elements of {name} where its shape {dims} says "
+        f"{count}"
     )
 
 
@@ -214,12 +251,13 @@ def routes_of_npy(value: str | bytes | npt.NDArray[Any], dtype: str | None = Non
         RouteFormatError: It is none of the two, or no routes.
     """
     if isinstance(value, np.ndarray):
-        return _fitted(signed_routes(value), dtype)
+        routes = signed_routes(value)
+        return routes if dtype is None else fit_routes(routes, dtype)
     try:
         data = binascii.a2b_base64(value, strict_mode=True)
     except ValueError as error:
         raise RouteFormatError(f"routed_experts is not base64: {error}") from None
-    return _fitted(signed_routes(_npy_array(data)), dtype)
+    return routes_of_npy(_npy_array(data), dtype)
 
 
 def _npy_array(data: bytes) -> npt.NDArray[Any]:
@@ -241,6 +279,3 @@ def _npy_array(data: bytes) -> npt.NDArray[Any]:
         )
     array = np.frombuffer(data, dtype=dtype, offset=start)
     return array.reshape(shape, order="F" if is_fortran else "C")
-
-
-__all__ = ["MAGIC", "RouteFormatError", "decode_routes", "encode_routes", "routes_of_npy"]

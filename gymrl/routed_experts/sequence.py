@@ -32,6 +32,24 @@ if TYPE_CHECKING:
     from gymrl.types import RoutesArray
 
 
+class RouteCountError(RouteFormatError):
+    """A call has fewer rows of routes than tokens.
+
+    Args:
+        received: Rows.
+        num_prompt: Tokens of the call's prompt.
+        num_sampled: Tokens that it sampled.
+    """
+
+    def __init__(self, received: int, num_prompt: int, num_sampled: int) -> None:
+        self.received = received
+        self.expected = num_prompt + num_sampled
+        super().__init__(
+            f"{received} rows of routes for {self.expected} tokens (prompt {num_prompt} + "
+            f"generation {num_sampled})"
+        )
+
+
 class RouteSequence:
     """The routes of one trajectory, grown turn by turn.
 
@@ -47,18 +65,32 @@ class RouteSequence:
         self._mended: list[tuple[int, RoutesArray]] = []
         self._shape: tuple[int, ...] | None = None
 
-    def add(self, routes: RoutesArray | None, num_added: int, num_sampled: int) -> None:
+    @property
+    def first_wanted(self) -> int:
+        """The first row of the next call that :meth:`add` looks at."""
+        return max(self.length - 1, 0)
+
+    def add(
+        self,
+        routes: RoutesArray | None,
+        num_added: int,
+        num_sampled: int,
+        num_rows: int | None = None,
+    ) -> None:
         """Add one turn. What is given is not changed, and is kept until :meth:`array`.
 
         Args:
-            routes: ``[rows, L, K]`` of the turn's call, from its first prompt token on, at least as
-                many rows as it has tokens; None: the turn has none.
+            routes: ``[rows, L, K]`` of the turn's call, at least as many rows as the call has
+                tokens, prompt and sample; None: the turn has none.
             num_added: Tokens that its prompt added to the sequence.
             num_sampled: Tokens that it sampled.
+            num_rows: Rows of the call where `routes` are but the last of them, from `first_wanted`
+                on or earlier.
 
         Raises:
-            RouteFormatError: There are too few rows, or other layers or experts a token than
-                before. The sequence is as before.
+            RouteCountError: There are too few rows.
+            RouteFormatError: There are other layers or experts a token than before. In both cases
+                the sequence is as before.
         """
         start, end = self.length, self.length + num_added + num_sampled
         if routes is None:
@@ -66,20 +98,19 @@ class RouteSequence:
             self._chunks.append(end - start)
             self.length = end
             return
-        if routes.shape[0] < end:
-            raise RouteFormatError(
-                f"{routes.shape[0]} rows of routes for {end} tokens (prompt "
-                f"{start + num_added} + generation {num_sampled})"
-            )
+        num_rows = len(routes) if num_rows is None else num_rows
+        if num_rows < end:
+            raise RouteCountError(num_rows, start + num_added, num_sampled)
         if self._shape not in (None, routes.shape[1:]):
             raise RouteFormatError(
                 f"routes of shape {list(routes.shape[1:])} (layers, experts a token) follow routes "
                 f"of shape {list(self._shape or ())}"
             )
         self._shape = routes.shape[1:]
+        offset = num_rows - len(routes)
         if start and self._chunks and not isinstance(self._chunks[-1], int):
-            self._mended.append((start - 1, routes[start - 1]))
-        self._chunks.append(routes[start:end])
+            self._mended.append((start - 1, routes[start - 1 - offset]))
+        self._chunks.append(routes[start - offset : end - offset])
         self.length = end
 
     def array(self, dtype: str | None = None) -> RoutesArray | None:

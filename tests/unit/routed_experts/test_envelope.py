@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gymrl.routed_experts import (
     RouteFormatError,
+    decode_last_routes,
     decode_routes,
     encode_routes,
     routes_of_npy,
@@ -64,6 +65,17 @@ def test_nested_lists_read_like_the_envelope_of_the_same_routes(case):
     assert decode_routes(rows).tolist() == rows
     assert lists.dtype.name == ("int32" if max(np.ravel(rows)) > 32767 else "int16")
     assert decode_routes(rows, dtype).dtype.name == dtype
+
+
+@settings(deadline=None, max_examples=200)
+@given(nested_routes(), st.integers(0, 8))
+def test_the_last_rows_alone_are_those_of_the_whole(case, first):
+    rows, dtype = case
+
+    for form in (naive_envelope(rows, dtype), rows):
+        num_rows, last = decode_last_routes(form, first, dtype)
+        assert num_rows == len(rows)
+        assert last.tolist() == rows[first:]
 
 
 @settings(deadline=None, max_examples=200)

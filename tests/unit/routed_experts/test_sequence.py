@@ -55,6 +55,15 @@ def test_rows_beyond_the_tokens_are_left_out():
     assert sequence.array().ravel().tolist() == [100, 101, 102, 103, 104]
 
 
+def test_the_last_rows_alone_do_as_well():
+    sequence = RouteSequence()
+    sequence.add(call(100, 5), 3, 2)
+    assert sequence.first_wanted == 4
+    sequence.add(call(204, 5), 1, 3, num_rows=9)
+
+    assert sequence.array().ravel().tolist() == [100, 101, 102, 103, 204, 205, 206, 207, 208]
+
+
 def test_one_row_too_few_names_both_numbers_and_changes_nothing():
     sequence = RouteSequence()
     sequence.add(call(100, 5), 3, 2)
