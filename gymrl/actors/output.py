@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import time
+from typing import BinaryIO
 
 import anyio
 
@@ -26,11 +27,20 @@ class ChildOutput:
         descriptor: Read end of the pipe; closed by :meth:`close`.
         keep: Last lines to keep.
         lines_per_s: More lines than this are counted, not logged.
+        copy: Gets every byte; closed by :meth:`close`.
     """
 
-    def __init__(self, name: str, descriptor: int, keep: int, lines_per_s: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        descriptor: int,
+        keep: int,
+        lines_per_s: int,
+        copy: BinaryIO | None = None,
+    ) -> None:
         self._name = name
         self._descriptor = descriptor
+        self._copy = copy
         self._lines: collections.deque[str] = collections.deque(maxlen=keep)
         self._partial = b""
         self._lines_per_s = lines_per_s
@@ -74,6 +84,13 @@ class ChildOutput:
             return -1
         if not chunk:
             return 0
+        if self._copy is not None:
+            try:
+                self._copy.write(chunk)
+            except OSError as error:
+                logger.warning("[%s] its log file ends here: %s", self._name, error)
+                self._copy.close()
+                self._copy = None
         lines = (self._partial + chunk).split(b"\n")
         self._partial = lines.pop()[-_LINE_LIMIT:]
         now = time.monotonic()
@@ -106,3 +123,5 @@ class ChildOutput:
         self.drain()
         self._closed = True
         os.close(self._descriptor)
+        if self._copy is not None:
+            self._copy.close()

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import anyio
 
@@ -41,6 +41,7 @@ class GuardedProcess:
         cwd: Its working directory.
         env: Its environment, complete.
         on_exit: Called in the event loop once it is gone, also when it was told to go.
+        log_file: Gets everything it writes, behind what is there; folders are made.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class GuardedProcess:
         cwd: str,
         env: Mapping[str, str],
         on_exit: Callable[[], None] | None = None,
+        log_file: str | None = None,
     ) -> None:
         self.name = name
         self._command = list(command)
         self._cwd = cwd
         self._env = dict(env)
         self._on_exit = on_exit
+        self._log_file = log_file
         self._ended = anyio.Event()
         self._tasks = OwnedTasks(name)
         self._undo = contextlib.ExitStack()
@@ -100,10 +103,11 @@ class GuardedProcess:
         Raises:
             OSError: The program or the directory is not there, or no process could be made.
         """
+        copy = _opened(self._log_file)
         death_read, death_write = os.pipe()
         self._undo.callback(os.close, death_write)
         output_read, output_write = os.pipe()
-        self._output = ChildOutput(self.name, output_read, KEPT_LINES, LINES_PER_S)
+        self._output = ChildOutput(self.name, output_read, KEPT_LINES, LINES_PER_S, copy)
         self._undo.callback(self._output.close)
         try:
             self._guard = subprocess.Popen(  # noqa: ASYNC220 - a vfork; it waits for nothing
@@ -187,3 +191,10 @@ class GuardedProcess:
     def _release(self) -> None:
         self._end_group()
         self._undo.close()
+
+
+def _opened(log_file: str | None) -> BinaryIO | None:
+    if log_file is None:
+        return None
+    os.makedirs(os.path.dirname(log_file), exist_ok=True)
+    return open(log_file, "ab", buffering=0)

@@ -55,8 +55,9 @@ def published_config(
             agent = {"type": AGENTS, "name": instance.name}
             relay = {"entrypoint": "external", "agent_server": agent, **address}
             config[f"{instance.name}_environment_server"] = {ENVIRONMENTS: {RELAY: relay}}
+    if base_urls:
+        config["policy_base_url"] = list(base_urls)
     return config | {
-        "policy_base_url": list(base_urls),
         "policy_model_name": model_name,
         REGISTRY: _address(addresses[REGISTRY]),
     }

@@ -34,24 +34,35 @@ def _resolve(request: dict[str, Any]) -> dict[str, Any]:
     if [int(part) for part in version.split(".")[:2]] < request["oldest"]:
         return {"version": version}
     gym = importlib.import_module("nemo_gym")
-    rules = importlib.import_module("nemo_gym.global_config")
+    rules: Any = importlib.import_module("nemo_gym.global_config")
     conf = importlib.import_module("omegaconf").OmegaConf
     parser = rules.GlobalConfigDictParser()
     initial = dict(request["config"])
     _, included = parser.load_extra_config_paths(list(initial.get("config_paths") or []))
     if POLICY_MODEL not in initial and not any(POLICY_MODEL in config for config in included):
         initial[POLICY_MODEL] = request["policy"]
-    settings = rules.GlobalConfigDictParserConfig(
-        initial_global_config_dict=conf.create(initial), skip_load_from_cli=True, offline=True
-    )
-    config = conf.to_container(parser.parse(settings), resolve=True)
-    roots = [str(root) for root in gym.component_search_roots()]
+    settings: dict[str, Any] = {"initial_global_config_dict": conf.create(initial)}
+    if "offline" in rules.GlobalConfigDictParserConfig.model_fields:
+        settings["offline"] = True
+    else:  # before 0.7: ports would be looked for; -1 is what a reading offline says instead
+        rules._find_open_port_using_range = lambda **_: -1
+    asked = rules.GlobalConfigDictParserConfig(skip_load_from_cli=True, **settings)
+    config = conf.to_container(parser.parse(asked), resolve=True)
+    roots = _search_roots(gym)
     return {
         "version": version,
         "config": config,
         "roots": roots,
         "directories": dict(_directories(config, roots)),
     }
+
+
+def _search_roots(gym: Any) -> list[str]:
+    """Where servers are looked for, the first root wins."""
+    if hasattr(gym, "component_search_roots"):
+        return [str(root) for root in gym.component_search_roots()]
+    named = os.environ.get("NEMO_GYM_EXTRA_ROOTS", "").split(os.pathsep)
+    return [*(root for root in named if root), os.getcwd(), str(gym.PARENT_DIR)]
 
 
 def _directories(config: dict[str, Any], roots: list[str]) -> list[tuple[str, str]]:

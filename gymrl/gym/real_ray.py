@@ -1,8 +1,9 @@
-"""Which real Gym servers would start Ray, told from their source before any of them runs.
+"""Which real Gym servers need Ray, told from their source before any of them runs.
 
-A server class of Gym says ``ray_enabled = False`` where it does without; one that says nothing
-starts Ray. It may say so in a class that it inherits from, in another server's module. What uses
-Ray for its work (``import ray``, ``@ray.remote``) needs it, whatever it says.
+What uses Ray for its work (``import ray``, ``@ray.remote``) needs it, whatever its class says, and so
+does a class that sets ``ray_enabled = True``. One that says nothing would start Ray without need;
+``ray_enabled = False`` says that it does not. A class may say so in one that it inherits from, in
+another server's module, so imports of server modules are followed.
 """
 
 from __future__ import annotations
@@ -32,18 +33,23 @@ def why_ray(directory: str, entrypoint: str, roots: Sequence[str]) -> str | None
         entrypoint: Its script, in there.
         roots: Where Gym looks for the modules of other servers.
     """
-    for path in _served_sources(Path(directory)):
+    script = Path(directory) / entrypoint
+    sources = [*_served_sources(Path(directory)), *_imported(script, _paths(roots), set())]
+    for path in dict.fromkeys(sources):
         if _USE.search(_text(path)):
             return f"{path} uses Ray"
-    says = _said(Path(directory) / entrypoint, [Path(root) for root in roots], set())
-    if "True" in says:
-        return f"{Path(directory) / entrypoint} sets ray_enabled = True"
-    if "False" not in says:
-        return (
-            f"{Path(directory) / entrypoint} does not set ray_enabled, and Gym starts Ray for a "
-            "server that does not say"
-        )
+    if "True" in _said(script, _paths(roots), set()):
+        return f"{script} sets ray_enabled = True"
     return None
+
+
+def says_no_ray(directory: str, entrypoint: str, roots: Sequence[str]) -> bool:
+    """Whether a server's class says that it does without Ray; arguments as :func:`why_ray`."""
+    return _said(Path(directory) / entrypoint, _paths(roots), set()) == {"False"}
+
+
+def _paths(roots: Sequence[str]) -> list[Path]:
+    return [Path(root) for root in roots]
 
 
 def _served_sources(directory: Path) -> Iterator[Path]:
@@ -52,21 +58,35 @@ def _served_sources(directory: Path) -> Iterator[Path]:
             yield path
 
 
+def _imported(source: Path, roots: Sequence[Path], seen: set[Path]) -> Iterator[Path]:
+    """A module and the servers' modules that it imports, those of its own directory among them."""
+    if source in seen or not source.is_file():
+        return
+    seen.add(source)
+    yield source
+    for path in _imports(source, roots):
+        yield from _imported(path, roots, seen)
+
+
+def _imports(source: Path, roots: Sequence[Path]) -> list[Path]:
+    text = _text(source)
+    # Modules of its own directory are imported by their bare name there.
+    own = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE)
+    paths = [source.parent / f"{name}.py" for name in own]
+    for module in _IMPORT.findall(text):
+        paths += [root.joinpath(*module.split(".")).with_suffix(".py") for root in roots]
+    return paths
+
+
 def _said(source: Path, roots: Sequence[Path], seen: set[Path]) -> set[str]:
     """What a module says, else what the servers' modules that it imports say."""
     if source in seen or not source.is_file():
         return set()
     seen.add(source)
-    text = _text(source)
-    says = set(_SAYS.findall(text))
+    says = set(_SAYS.findall(_text(source)))
     if says:
         return says
-    # Modules of its own directory are imported by their bare name there.
-    own = re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE)
-    inherited = [source.parent / f"{name}.py" for name in own]
-    for module in _IMPORT.findall(text):
-        inherited += [root.joinpath(*module.split(".")).with_suffix(".py") for root in roots]
-    return {answer for path in inherited for answer in _said(path, roots, seen)}
+    return {answer for path in _imports(source, roots) for answer in _said(path, roots, seen)}
 
 
 def _text(path: Path) -> str:

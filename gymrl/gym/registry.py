@@ -22,6 +22,8 @@ from gymrl.gym.embedded.base import json_response
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gymrl.errors import ServerDiedError
+
 RESOURCES = "resources_servers"
 AGENTS = "responses_api_agents"
 MODELS = "responses_api_models"
@@ -30,6 +32,9 @@ KINDS = (RESOURCES, AGENTS, MODELS, ENVIRONMENTS)
 
 RELAY = "legacy_agent"
 """An environment server that only relays to its agent; gymrl asks the agent itself."""
+
+DIED = "died"
+"""``status`` of a registry's readiness, once a server of its run is gone."""
 
 _WILDCARD_HOSTS = ("0.0.0.0", "::")
 
@@ -230,6 +235,18 @@ class RegistryServer:
         self._config: dict[str, Any] = {}
         self._instances: list[dict[str, Any]] = []
         self._ready = False
+        self._death: dict[str, Any] | None = None
+
+    def report(self, death: ServerDiedError) -> None:
+        """Say that a server is gone; the first death is kept."""
+        if self._death is None:
+            self._death = {
+                "status": DIED,
+                "instance": death.instance,
+                "url": death.url,
+                "exit_code": death.exit_code,
+                "message": death.message,
+            }
 
     def publish(self, config: dict[str, Any], instances: list[dict[str, Any]]) -> None:
         """Say that every server is ready, and where."""
@@ -252,6 +269,8 @@ class RegistryServer:
         return json_response({"status": "ok"})
 
     async def _readiness(self, _: web.Request) -> web.Response:
+        if self._death is not None:
+            return json_response(self._death, HTTPStatus.SERVICE_UNAVAILABLE)
         if self._ready:
             return json_response({"status": "ok"})
         return json_response({"status": "starting"}, HTTPStatus.SERVICE_UNAVAILABLE)

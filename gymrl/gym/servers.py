@@ -29,12 +29,8 @@ from gymrl.gym.publication import (
     split_address,
     without_secrets,
 )
-from gymrl.gym.real_servers import (
-    asks_for_gym,
-    is_relay,
-    make_process_instances,
-    read_by_gym,
-)
+from gymrl.gym.real_processes import make_process_instances
+from gymrl.gym.real_servers import asks_for_gym, is_relay, read_by_gym
 from gymrl.gym.registry import (
     AGENTS,
     MODELS,
@@ -48,8 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gymrl.config import GymConfig
+    from gymrl.errors import ServerDiedError
     from gymrl.gym.client import HttpPool
-    from gymrl.gym.real_servers import ProcessInstance
+    from gymrl.gym.real_processes import ProcessInstance
 
 STOP_TIMEOUT_S = 5.0
 REGISTRY = "registry"
@@ -142,9 +139,13 @@ class ServerSet:
         waiting.add("NeMo Gym, reading the configuration")
         real = await read_by_gym(self._config, base_urls, model_name)
         waiting.clear()
-        processes = make_process_instances(self._config, real, self.deaths.report)
+        processes = make_process_instances(self._config, real, self._report)
         self._instances += processes
         return real.config, processes
+
+    def _report(self, death: ServerDiedError) -> None:
+        self.deaths.report(death)
+        self._registry.report(death)
 
     async def _start_policy_relay(
         self, pool: HttpPool, base_urls: list[str], model_name: str

@@ -15,6 +15,35 @@ if TYPE_CHECKING:
     from gymrl.gym.episode import DecodeFunction
 
 
+def load_tokenizer(tokenizer: str, *, setting: str = "gym.tokenizer") -> Tokenizer:
+    """A tokenizer of the light package.
+
+    Args:
+        tokenizer: A directory with ``tokenizer.json``, that file itself, or a hub id, which is
+            fetched through the hub's client and its cache.
+        setting: Where it was named, as an error says it.
+
+    Raises:
+        ConfigError: There is no tokenizer, or it does not load.
+    """
+    # Rows are decoded in threads of ours; a pool of its own would only fight them for cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    path = Path(tokenizer)
+    try:
+        if path.is_dir():
+            return Tokenizer.from_file(str(path / "tokenizer.json"))
+        elif path.is_file():
+            return Tokenizer.from_file(str(path))
+        else:
+            return Tokenizer.from_pretrained(tokenizer)
+    except Exception as error:
+        raise ConfigError(
+            f"tokenizer {tokenizer!r} cannot be loaded: {error}; name a directory that holds "
+            "tokenizer.json",
+            setting=setting,
+        ) from error
+
+
 def load_decoder(tokenizer: str) -> DecodeFunction:
     """A function that decodes batches of token ids; special tokens are kept as they are.
 
@@ -25,23 +54,7 @@ def load_decoder(tokenizer: str) -> DecodeFunction:
     Raises:
         ConfigError: There is no tokenizer, or it does not load.
     """
-    # Rows are decoded in threads of ours; a pool of its own would only fight them for cores.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    path = Path(tokenizer)
-    try:
-        if path.is_dir():
-            loaded = Tokenizer.from_file(str(path / "tokenizer.json"))
-        elif path.is_file():
-            loaded = Tokenizer.from_file(str(path))
-        else:
-            loaded = Tokenizer.from_pretrained(tokenizer)
-    except Exception as error:
-        raise ConfigError(
-            f"tokenizer {tokenizer!r} cannot be loaded: {error}; name a directory that holds "
-            "tokenizer.json",
-            setting="gym.tokenizer",
-        ) from error
-
+    loaded = load_tokenizer(tokenizer)
     if isinstance(loaded.decoder, ByteLevel):
         return _decode_bytes(_TokenBytes(loaded))
 

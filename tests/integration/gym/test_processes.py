@@ -10,7 +10,7 @@ import pytest
 
 from gymrl.errors import ServerStartError
 from gymrl.gym.processes import GuardedProcess
-from gymrl.gym.real_servers import ReservedPort
+from gymrl.gym.real_processes import ReservedPort
 
 STUBBORN = """
 import signal, subprocess, sys, time
