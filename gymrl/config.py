@@ -185,6 +185,7 @@ class MediaConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 LogprobsMode = Literal["processed", "raw"]
+RoutesDtype = Literal["int8", "int16", "int32"]
 
 
 class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -272,9 +273,12 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
         host: Address the server listens on.
         port: 0 takes a free one.
         max_body_bytes: Larger request bodies get HTTP 413.
+        media: Where images of requests may come from, and how large and how many they may be.
         ledger_max_bytes: Memory for what was served to rollouts that name themselves; the one that
             was quiet the longest is evicted first. 0 keeps nothing.
         ledger_max_age_s: A rollout that was quiet for so long is evicted.
+        return_routed_experts: Of a mixture-of-experts model, return with every call the experts
+            that each token went through (:mod:`gymrl.routed_experts`).
     """
 
     model: str
@@ -294,8 +298,10 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
     host: str = "127.0.0.1"
     port: int = 0
     max_body_bytes: int = 256 << 20
+    media: MediaConfig = MediaConfig()
     ledger_max_bytes: int = 256 << 20
     ledger_max_age_s: float = 7200.0
+    return_routed_experts: bool = False
 
     def __post_init__(self) -> None:
         require(self.ledger_max_bytes >= 0, "ledger_max_bytes", self.ledger_max_bytes, "0 or more")
@@ -350,6 +356,10 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         side_calls: Model calls that the main conversation does not continue, in a trajectory that
             comes from the ledger: ``drop`` counts them in the notes, ``keep`` makes side
             trajectories of them.
+        require_routed_experts: A turn that came without the experts its tokens went through fails
+            the row. Without it such turns are left to the trainer's own router.
+        routed_experts_dtype: In which trajectories hold them; None keeps what came. See
+            :func:`gymrl.routed_experts.routes_dtype`.
     """
 
     servers: dict[str, Any] = {}
@@ -378,6 +388,8 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
     token_source: Literal["messages", "ledger", "both"] = "messages"
     side_calls: Literal["drop", "keep"] = "drop"
+    require_routed_experts: bool = False
+    routed_experts_dtype: RoutesDtype | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -385,6 +397,12 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "registry_url",
             self.registry_url,
             "give either servers to start or the registry of servers that run, not both",
+        )
+        require(
+            not (self.require_routed_experts and self.on_broken_prefix == "truncate"),
+            "on_broken_prefix",
+            self.on_broken_prefix,
+            "router replay needs every turn; use 'error', or leave require_routed_experts out",
         )
         require(self.row_timeout_s > 0, "row_timeout_s", self.row_timeout_s, "must be positive")
         require(
@@ -476,6 +494,8 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             self.generation,
             "give either a generation block or gym.base_urls of servers that run",
         )
+        if self.generation is not None:
+            _check_router_replay(self.generation, self.gym)
         require(
             not (self.in_process and self.num_workers > 1),
             "in_process",
@@ -514,3 +534,19 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for setting in ("max_infra_attempts", "max_data_attempts"):
             value = getattr(self, setting)
             require(value > 0, setting, value, "must be positive; 1 never dispatches again")
+
+
+def _check_router_replay(generation: GenerationConfig, gym: GymConfig) -> None:
+    require(
+        generation.return_routed_experts or not gym.require_routed_experts,
+        "generation.return_routed_experts",
+        generation.return_routed_experts,
+        "gym.require_routed_experts needs it: set it to true",
+    )
+    require(
+        not (generation.return_routed_experts and gym.on_broken_prefix == "truncate"),
+        "gym.on_broken_prefix",
+        gym.on_broken_prefix,
+        "router replay needs every turn; use 'error', or leave "
+        "generation.return_routed_experts out",
+    )
