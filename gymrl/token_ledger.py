@@ -12,8 +12,8 @@ often an agent sends the history again::
 A call *extends* another when its prompt begins with that call's whole sequence. Calls that extend
 each other are a *chain*, and one chain is the main one: see :func:`read_chains`.
 
-The wire form is one msgpack array: the version, the header, a call an array, and two buffers of
-little-endian int32 and float32. There is nothing in it to execute.
+The wire form is one msgpack array: the version, the header, a call an array, buffers of
+little-endian int32 and float32, and one of routes. There is nothing in it to execute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import msgspec
 import numpy as np
 
 from gymrl.errors import ProtocolError
+from gymrl.routed_experts import ROUTES_DTYPES, missing_routes
 
 if TYPE_CHECKING:
-    from gymrl.types import Float32Array, Int32Array
+    from gymrl.types import Float32Array, Int32Array, RoutesArray
 
 VERSION = 1
 ROLLOUT_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}"
@@ -66,6 +67,8 @@ class LedgerCall(msgspec.Struct, frozen=True, array_like=True):
         is_unmatched: Its history has answers of an assistant, and none of them is one that the
             server gave in this rollout: the agent rewrote history, or brought examples.
         content: Its text, where it made no tool call.
+        num_route_rows: Rows of routes that it has, the last of them for its last id; they begin one
+            before its new ids, for the last id that another call sampled. 0: it has none.
     """
 
     number: int
@@ -78,6 +81,7 @@ class LedgerCall(msgspec.Struct, frozen=True, array_like=True):
     weight_versions: tuple[tuple[str, int, int], ...] = ()
     is_unmatched: bool = False
     content: str = ""
+    num_route_rows: int = 0
 
 
 class LedgerFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +95,9 @@ class LedgerFrame(msgspec.Struct, frozen=True, array_like=True):
         calls: In the order in which they ended; a parent stands before its children.
         ids: Little-endian int32: the new ids of each call.
         logprobs: Little-endian float32: of the sampled ids of each call.
+        routes: Little-endian rows of routes (:mod:`gymrl.routed_experts`) of each call.
+        routes_dtype: Of `routes`; "" where there are none.
+        routes_shape: Layers, and experts a token.
     """
 
     version: int
@@ -100,6 +107,9 @@ class LedgerFrame(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[LedgerCall, ...]
     ids: bytes
     logprobs: bytes
+    routes: bytes = b""
+    routes_dtype: str = ""
+    routes_shape: tuple[int, int] = (0, 0)
 
     def encode(self) -> bytes:
         """The wire form."""
@@ -146,6 +156,27 @@ def _check(frame: LedgerFrame) -> None:
             f"the token ledger of {frame.rollout_id} holds {len(frame.ids)} bytes of ids and "
             f"{len(frame.logprobs)} of log-probabilities for {num_ids} and {num_sampled} of them"
         )
+    _check_routes(frame, lengths)
+
+
+def _check_routes(frame: LedgerFrame, lengths: Sequence[int]) -> None:
+    rows = [call.num_route_rows for call in frame.calls]
+    fits = all(
+        not n or length - call.common <= n <= length
+        for n, length, call in zip(rows, lengths, frame.calls, strict=True)
+    )
+    dtype = ROUTES_DTYPES.get(frame.routes_dtype)
+    num_layers, top_k = frame.routes_shape
+    itemsize = 0 if dtype is None else dtype.itemsize
+    if not fits or (any(rows) and min(num_layers, top_k, itemsize) < 1):
+        raise ProtocolError(
+            f"the token ledger of {frame.rollout_id} has rows of routes that fit none of its calls"
+        )
+    if len(frame.routes) != sum(rows) * num_layers * top_k * itemsize:
+        raise ProtocolError(
+            f"the token ledger of {frame.rollout_id} holds {len(frame.routes)} bytes of routes for "
+            f"{sum(rows)} rows of {num_layers}x{top_k} {frame.routes_dtype}"
+        )
 
 
 class LedgerReader:
@@ -164,6 +195,7 @@ class LedgerReader:
         self.lengths = [call.num_prompt + call.num_sampled for call in frame.calls]
         self._ids = np.frombuffer(frame.ids, dtype="<i4").astype(np.int32, copy=False)
         self._logprobs = np.frombuffer(frame.logprobs, dtype="<f4").astype(np.float32, copy=False)
+        self._routes = _rows_of_routes(frame)
         self._starts: list[int] = []
         self._logprob_starts: list[int] = []
         # By the call that owns the place where they end: a call without new ids ends in another's.
@@ -195,6 +227,39 @@ class LedgerReader:
         start = self._logprob_starts[place]
         return self._logprobs[start : start + self.frame.calls[place].num_sampled]
 
+    def routes(self, place: int) -> RoutesArray | None:
+        """``[T, L, K]``: of a call's sequence; None where none of its calls has any.
+
+        Laid together as :class:`~gymrl.routed_experts.RouteSequence` does: the tokens of a call
+        without routes have none, and the last token of a call has those of the call after it.
+        """
+        spans: list[tuple[int, int]] = []
+        owner, end = place, self.lengths[place]
+        while owner >= 0 and end > 0:
+            if end > self.frame.calls[owner].common:
+                spans.append((owner, end))
+                end = self.frame.calls[owner].common
+            owner = self.frame.calls[owner].parent
+        if not any(self.frame.calls[owner].num_route_rows for owner, _ in spans):
+            return None
+        num_layers, top_k = self.frame.routes_shape
+        routes = missing_routes(self.lengths[place], num_layers, top_k, self.frame.routes_dtype)
+        before = -1
+        for owner, end in reversed(spans):
+            call = self.frame.calls[owner]
+            if call.num_route_rows:
+                start = call.common
+                # Padding is where a call ended that has routes.
+                if before >= 0 and self._has_routes(before) and self.lengths[before] == start:
+                    start -= 1
+                rows, first = self._routes[owner], self.lengths[owner] - call.num_route_rows
+                routes[start:end] = rows[start - first : end - first]
+            before = owner
+        return routes
+
+    def _has_routes(self, place: int) -> bool:
+        return self.frame.calls[place].num_route_rows > 0
+
     def extended(self, place: int) -> int:
         """The call that a call extends; -1: none.
 
@@ -214,6 +279,20 @@ class LedgerReader:
             position = min(position, self.frame.calls[owner].common)
             owner = self.frame.calls[owner].parent
         return -1
+
+
+def _rows_of_routes(frame: LedgerFrame) -> list[RoutesArray]:
+    """The rows of each call."""
+    if not frame.routes:
+        return []
+    dtype = ROUTES_DTYPES[frame.routes_dtype]
+    flat = np.frombuffer(frame.routes, dtype=dtype.newbyteorder("<"))
+    rows = flat.astype(dtype, copy=False).reshape(-1, *frame.routes_shape)
+    ends = np.cumsum([call.num_route_rows for call in frame.calls])
+    return [
+        rows[int(end) - call.num_route_rows : int(end)]
+        for call, end in zip(frame.calls, ends, strict=True)
+    ]
 
 
 class Chain(msgspec.Struct, frozen=True):
@@ -284,3 +363,10 @@ def joined_ids(pieces: Sequence[Int32Array]) -> bytes:
 def joined_logprobs(pieces: Sequence[Float32Array]) -> bytes:
     """Log-probabilities as the frame holds them."""
     return b"".join(piece.astype("<f4", copy=False).tobytes() for piece in pieces)
+
+
+def joined_routes(pieces: Sequence[RoutesArray]) -> bytes:
+    """Rows of routes as the frame holds them."""
+    return b"".join(
+        piece.astype(piece.dtype.newbyteorder("<"), copy=False).tobytes() for piece in pieces
+    )

@@ -79,11 +79,13 @@ class SideTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: float32 ``[T]``: of the sampling distribution at sampled tokens, 0 elsewhere.
         turns: Spans over the arrays, as a trajectory's. Calls that the main conversation holds
             already are prompt here, so that no sampled token is in two places.
+        routed_experts: ``[T, L, K]`` or None, as a trajectory's.
     """
 
     token_ids: Int32Array
     logprobs: Float32Array
     turns: tuple[Turn, ...]
+    routed_experts: RoutesArray | None = None
 
 
 class WeightVersionSpan(msgspec.Struct, frozen=True):

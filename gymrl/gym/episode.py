@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from gymrl.config import RoutesDtype
 from gymrl.errors import (
     BadLogprobsError,
     GymSchemaError,
@@ -25,6 +26,7 @@ from gymrl.errors import (
 from gymrl.gym.conduct import DEFAULT_INVALID_TOOL_CALL_PATTERNS, DEFAULT_THINKING_TAGS, flags_of
 from gymrl.gym.ledger_episode import EpisodeTokens, confirmed, read_ledger
 from gymrl.gym.rewards import raise_reported_failure, read_mask, read_reward
+from gymrl.gym.routes import TurnRoutes, require_routes, routes_notes
 from gymrl.gym.schema import (
     LENGTH_REASONS,
     DecodedAnswer,
@@ -63,6 +65,8 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     thinking_tags: tuple[str, ...] = DEFAULT_THINKING_TAGS
     token_source: Literal["messages", "ledger", "both"] = "messages"
     side_calls: Literal["drop", "keep"] = "drop"
+    require_routed_experts: bool = False
+    routed_experts_dtype: RoutesDtype | None = None
 
     @classmethod
     def of(cls, config: GymConfig) -> EpisodeOptions:
@@ -73,6 +77,8 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
             thinking_tags=config.thinking_tags,
             token_source=config.token_source,
             side_calls=config.side_calls,
+            require_routed_experts=config.require_routed_experts,
+            routed_experts_dtype=config.routed_experts_dtype,
         )
 
 
@@ -113,6 +119,8 @@ def read_episode(
             `options.on_broken_prefix` is ``error``.
         BadLogprobsError: Log-probabilities are absent, too few or many, null or not finite.
         NoGenerationError: Nothing was sampled, and no token limit explains it.
+        RoutedExpertsError: Routes are malformed or too few for the call's tokens; or a turn has
+            none, and `options.require_routed_experts` is set.
         RolloutDataFailure, RolloutInfraFailure: The environment itself reports a failure.
     """
     options = options or EpisodeOptions()
@@ -164,6 +172,7 @@ def _trajectory(
         notes=notes | made.notes,
         side_trajectories=made.sides,
         weight_versions=made.weight_versions,
+        routed_experts=made.routed_experts,
     )
 
 
@@ -175,21 +184,19 @@ def _tokens(
 ) -> EpisodeTokens:
     if options.token_source == "ledger":
         told = read_ledger(ledger, options)
+        if options.require_routed_experts:
+            require_routes(told.missing_routes)
         return told if told.turns else _unanswered_in_ledger(told, incomplete)
     if response is None:
         raise GymSchemaError("response is missing or null", path="$.response")
     reader = _TurnReader(options)
     reader.read(response.output or [])
-    tokens, logprobs, turns = reader.arrays(incomplete)
-    made = EpisodeTokens(
-        token_ids=tokens,
-        logprobs=logprobs,
-        turns=turns,
-        is_placeholder=not reader.turns,
-        is_truncated=reader.truncated,
-        notes={"empty_generations": reader.empty_generations} if reader.empty_generations else {},
-    )
-    return made if options.token_source == "messages" else confirmed(made, ledger, options)
+    made = reader.made(incomplete)
+    if options.token_source == "both":
+        made = confirmed(made, ledger, options)
+    if options.require_routed_experts:
+        require_routes(made.missing_routes)
+    return made
 
 
 def _unanswered_in_ledger(told: EpisodeTokens, incomplete: str | None) -> EpisodeTokens:
@@ -240,6 +247,7 @@ class _TurnReader:
         self._options = options
         self._sequence = TokenSequence()
         self._logprobs: list[Float32Array] = []
+        self._routes = TurnRoutes(options.routed_experts_dtype)
         self.turns: list[Turn] = []
         self.truncated = False
         self.empty_generations = 0
@@ -293,6 +301,7 @@ class _TurnReader:
             raise BadLogprobsError(
                 f"generation_log_probs: {error}", turn=turn, position=error.position
             ) from error
+        self._routes.add(item.routed_experts, added, sampled)
         self._logprobs += [np.zeros(added, dtype=np.float32), logprobs]
         invalid, malformed = flags_of(
             item, self._options.invalid_tool_call_patterns, self._options.thinking_tags
@@ -307,6 +316,22 @@ class _TurnReader:
             )
         )
         return True
+
+    def made(self, incomplete: str | None) -> EpisodeTokens:
+        """What was read; a placeholder where nothing was sampled."""
+        tokens, logprobs, turns = self.arrays(incomplete)
+        routes, missing = self._routes.array(), self._routes.missing_turns
+        empty = {"empty_generations": self.empty_generations} if self.empty_generations else {}
+        return EpisodeTokens(
+            token_ids=tokens,
+            logprobs=logprobs,
+            turns=turns,
+            is_placeholder=not self.turns,
+            is_truncated=self.truncated,
+            notes={**empty, **routes_notes(routes, missing)},
+            routed_experts=routes,
+            missing_routes=missing,
+        )
 
     def _schema_error(self, what: str, error: TokenListError) -> GymSchemaError:
         return GymSchemaError(f"{what}: {error}", turn=len(self.turns), path="$.response.output")

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from gymrl.errors import LedgerMismatchError
+from gymrl.errors import LedgerMismatchError, RoutedExpertsError
 from gymrl.gym.conduct import detect_invalid_tool_call_and_malformed_thinking
+from gymrl.gym.routes import TURNS_WITHOUT_ROUTES, routes_notes
 from gymrl.gym.tokens import WINDOW
+from gymrl.routed_experts import RouteFormatError, fit_routes
 from gymrl.token_ledger import LedgerReader, read_chains
 from gymrl.types import (
     Float32Array,
     Int32Array,
+    RoutesArray,
     SideTrajectory,
     Turn,
     WeightVersionSpan,
@@ -31,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class EpisodeTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a trajectory comes from its tokens; the fields are a trajectory's."""
+    """What of a trajectory comes from its tokens; the fields are a trajectory's.
+
+    `missing_routes` are the turns that came without `routed_experts`.
+    """
 
     token_ids: Int32Array
     logprobs: Float32Array
@@ -41,6 +47,8 @@ class EpisodeTokens(msgspec.Struct, frozen=True, kw_only=True):
     notes: dict[str, int] = {}
     sides: tuple[SideTrajectory, ...] = ()
     weight_versions: tuple[WeightVersionSpan, ...] = ()
+    routed_experts: RoutesArray | None = None
+    missing_routes: tuple[int, ...] = ()
 
 
 def read_ledger(
@@ -50,7 +58,7 @@ def read_ledger(
 
     Notes: ``side_calls`` (calls outside the main chain), ``unmatched_calls`` (calls whose history
     has answers that this policy did not give), ``calls_in_flight`` (calls that had not ended when
-    the rollout did) and ``empty_generations``.
+    the rollout did), ``empty_generations`` and ``turns_without_routes`` (where others have them).
 
     Args:
         frame: None: no call reached the server.
@@ -79,11 +87,17 @@ def read_ledger(
         return EpisodeTokens(token_ids=prompt, logprobs=zeros, turns=(), notes=notes)
     token_ids, logprobs, turns = _sequence(reader, chains[0], options)
     sides = chains[1:] if options.side_calls == "keep" else []
+    routes = _routes(reader, chains[0], options)
+    missing = tuple(
+        turn for turn, place in enumerate(chains[0].places) if not calls[place].num_route_rows
+    )
     return EpisodeTokens(
         token_ids=token_ids,
         logprobs=logprobs,
         turns=turns,
-        notes=notes,
+        notes={**notes, **routes_notes(routes, missing)},
+        routed_experts=routes,
+        missing_routes=missing,
         sides=tuple(_side(reader, chain, options) for chain in sides),
         weight_versions=_weight_versions(frame, chains[0], turns),
     )
@@ -114,9 +128,24 @@ def _sequence(
     return token_ids, logprobs, tuple(turns)
 
 
+def _routes(reader: LedgerReader, chain: Chain, options: EpisodeOptions) -> RoutesArray | None:
+    routes = reader.routes(chain.places[-1])
+    if routes is None or options.routed_experts_dtype is None:
+        return routes
+    try:
+        return fit_routes(routes, options.routed_experts_dtype)
+    except RouteFormatError as error:
+        raise RoutedExpertsError(f"routed_experts of the ledger: {error}") from error
+
+
 def _side(reader: LedgerReader, chain: Chain, options: EpisodeOptions) -> SideTrajectory:
     token_ids, logprobs, turns = _sequence(reader, chain, options)
-    return SideTrajectory(token_ids=token_ids, logprobs=logprobs, turns=turns)
+    return SideTrajectory(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        turns=turns,
+        routed_experts=_routes(reader, chain, options),
+    )
 
 
 def _weight_versions(
@@ -150,11 +179,16 @@ def confirmed(
         _require_same(made, told)
     elif told.turns:
         raise _mismatch(0, "turns", 0, [len(told.turns)], [0])
+    # An agent may drop the routes and keep the tokens; the server's serve as well.
+    with_routes = told if made.missing_routes and not made.is_placeholder else made
     return msgspec.structs.replace(
         made,
-        notes=told.notes | made.notes,
+        notes=told.notes
+        | {name: n for name, n in made.notes.items() if name != TURNS_WITHOUT_ROUTES},
         sides=told.sides,
         weight_versions=told.weight_versions,
+        routed_experts=with_routes.routed_experts,
+        missing_routes=with_routes.missing_routes,
     )
 
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""What an output item carries for training, and :attr:`Trajectory.result` does not repeat."""
+"""The lists that an output item carries for training."""
+
+TRAINING_FIELDS = (*TOKEN_FIELDS, "routed_experts")
+"""All that an item carries for training; :attr:`Trajectory.result` does not repeat it."""
 
 SHORT_LIST_BYTES = 64
 """Lists up to here stay: standing in for them would gain nothing."""

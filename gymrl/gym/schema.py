@@ -46,6 +46,7 @@ class OutputItem(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = ABSENT
     generation_token_ids: msgspec.Raw = ABSENT
     generation_log_probs: msgspec.Raw = ABSENT
+    routed_experts: msgspec.Raw = ABSENT
 
 
 class Response(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Take the token fields out of an answer's bytes and leave every other byte as it is."""
+"""Take the training fields out of an answer's bytes and leave every other byte as it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gymrl.gym.lifting import TOKEN_FIELDS
+from gymrl.gym.lifting import TRAINING_FIELDS
 
 if TYPE_CHECKING:
     import msgspec
@@ -17,7 +17,7 @@ _WHITE = b" \t\r\n"
 
 
 def without_token_fields(body: bytes, response: Response) -> bytes:
-    """`body` less the token fields of the items of ``response.output``.
+    """`body` less the training fields of the items of ``response.output``.
 
     Args:
         body: The bytes that `response` was decoded from.
@@ -28,7 +28,7 @@ def without_token_fields(body: bytes, response: Response) -> bytes:
     members = sorted(
         _member(body, name, start, length)
         for item in response.output or []
-        for name in TOKEN_FIELDS
+        for name in TRAINING_FIELDS
         if (length := len(memoryview(raw := getattr(item, name))))
         and 0 <= (start := _address(raw) - base) <= len(body) - length
     )

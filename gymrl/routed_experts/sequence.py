@@ -55,12 +55,14 @@ class RouteSequence:
 
     Attributes:
         length: Tokens so far.
-        num_missing_turns: Turns that came without routes.
+        num_turns: Turns so far.
+        missing_turns: Which of them came without routes.
     """
 
     def __init__(self) -> None:
         self.length = 0
-        self.num_missing_turns = 0
+        self.num_turns = 0
+        self.missing_turns: list[int] = []
         self._chunks: list[RoutesArray | int] = []
         self._mended: list[tuple[int, RoutesArray]] = []
         self._shape: tuple[int, ...] | None = None
@@ -94,9 +96,10 @@ class RouteSequence:
         """
         start, end = self.length, self.length + num_added + num_sampled
         if routes is None:
-            self.num_missing_turns += 1
+            self.missing_turns.append(self.num_turns)
             self._chunks.append(end - start)
             self.length = end
+            self.num_turns += 1
             return
         num_rows = len(routes) if num_rows is None else num_rows
         if num_rows < end:
@@ -112,6 +115,7 @@ class RouteSequence:
             self._mended.append((start - 1, routes[start - 1 - offset]))
         self._chunks.append(routes[start - offset : end - offset])
         self.length = end
+        self.num_turns += 1
 
     def array(self, dtype: str | None = None) -> RoutesArray | None:
         """``[length, L, K]``; a turn without routes is all `MISSING`. None where no turn has any.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gymrl.gym.conduct import text_of
-from gymrl.gym.lifting import TOKEN_FIELDS
+from gymrl.gym.lifting import TRAINING_FIELDS
 from gymrl.gym.schema import is_null, plain
 
 
@@ -28,7 +28,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The final response of an episode.
 
     Attributes:
-        items: Its output items as plain data, without the token fields.
+        items: Its output items as plain data, without the training fields.
         incomplete_reason: Why the last call was cut short, if it was.
     """
 
@@ -45,10 +45,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
         decoded = msgspec.json.decode(response, type=_Response)
         details = plain(decoded.incomplete_details)
         reason = details.get("reason") if isinstance(details, dict) else None
-        left_out = (*TOKEN_FIELDS, "routed_experts")
         return cls(
             items=tuple(
-                {name: plain(raw) for name, raw in item.items() if name not in left_out}
+                {name: plain(raw) for name, raw in item.items() if name not in TRAINING_FIELDS}
                 for item in decoded.output or []
             ),
             incomplete_reason=reason if isinstance(reason, str) else None,

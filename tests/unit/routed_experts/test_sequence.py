@@ -45,7 +45,7 @@ def test_a_turn_that_came_without_routes_is_all_missing_though_a_later_prompt_co
     sequence.add(call(200, 6), 1, 1)
 
     assert sequence.array().ravel().tolist() == [-1, -1, -1, -1, 204, 205]
-    assert sequence.num_missing_turns == 1
+    assert sequence.missing_turns == [0]
 
 
 def test_rows_beyond_the_tokens_are_left_out():
