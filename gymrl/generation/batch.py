@@ -143,7 +143,7 @@ class BatchGenerator:
 
     @property
     def generator(self) -> Generator:
-        """One sample at a time: the generator itself, usable from any event loop after `open`."""
+        """The generator itself, one sample at a time; after :meth:`open` from any event loop."""
         if self._portal is None:
             return self._generator
         return _AcrossGenerator(self._generator, self._portal)

@@ -14,6 +14,12 @@ and errors are of :mod:`gymrl.errors`, each of them also of the type that NeMo R
 """
 
 from gymrl.compat.nemo_rl.environment import NemoGym, spinup_nemo_gym_actor
+from gymrl.compat.nemo_rl.generation import (
+    async_generate_response_for_sample_turn,
+    calculate_rewards,
+    generate_responses,
+    generate_responses_async,
+)
 from gymrl.compat.nemo_rl.native import (
     run_async_multi_turn_rollout,
     run_async_multi_turn_rollout_groups,
@@ -46,11 +52,18 @@ from gymrl.compat.nemo_rl.settings import (
     should_mask_flagged_samples,
     should_use_nemo_gym,
 )
+from gymrl.generation.batch_spec import (
+    GenerationDatumSpec,
+    GenerationOutputSpec,
+    verify_right_padding,
+)
 
 __all__ = [
     "DEFAULT_INVALID_TOOL_CALL_PATTERNS",
     "DEFAULT_THINKING_TAGS",
     "EffortLevelsConfig",
+    "GenerationDatumSpec",
+    "GenerationOutputSpec",
     "NemoGym",
     "NemoGymCompatibleConfig",
     "NemoGymConfig",
@@ -58,9 +71,13 @@ __all__ = [
     "RolloutGroupResult",
     "TokenizerType",
     "apply_reward_penalties",
+    "async_generate_response_for_sample_turn",
     "build_reward_component_columns",
+    "calculate_rewards",
     "compute_reward_penalty_metrics",
     "extract_reward_components",
+    "generate_responses",
+    "generate_responses_async",
     "get_effort_config",
     "get_nemo_gym_thinking_tags",
     "get_nemo_gym_uv_cache_dir",
@@ -78,4 +95,5 @@ __all__ = [
     "should_use_nemo_gym",
     "spinup_nemo_gym_actor",
     "validate_reward_components_match_scalar",
+    "verify_right_padding",
 ]

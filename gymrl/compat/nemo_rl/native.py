@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gymrl.compat.nemo_rl.policies import generator_of, policy_sampling
 from gymrl.compat.nemo_rl.results import (
     RolloutGroupResult,
     pad_token_of,
     with_loss_multiplier,
 )
-from gymrl.compat.nemo_rl.settings import sampling_of, section
 from gymrl.concurrency import refuse_running_loop
 from gymrl.errors import RowTypeError, RowValueError
 from gymrl.rollout.native import NativeConfig, NativePrompt, NativeRollout, run_native_rollout
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from gymrl.compat.nemo_rl.settings import TokenizerType
-    from gymrl.generation.base import Generator
     from gymrl.rollout.native_rows import Scheduler
 
 
 def run_multi_turn_rollout(
-    policy_generation: Generator,
+    policy_generation: Any,
     input_batch: Mapping[str, Any],
     tokenizer: TokenizerType,
     task_to_env: Mapping[str, Any],
@@ -43,8 +42,11 @@ def run_multi_turn_rollout(
     """Play every sample to its end, all in lock-step. Blocks.
 
     Args:
-        policy_generation: A generator of gymrl's. Sampling is its ``cfg``'s (``temperature``,
-            ``top_p``, ``top_k``, ``max_new_tokens``, ``stop_strings``), where it has one.
+        policy_generation: A generator of gymrl's, a
+            :class:`~gymrl.generation.batch.BatchGenerator`, or anything with its batch face:
+            ``generate(data, greedy=...)`` and, for rollouts at each sample's own pace,
+            ``generate_async``. Sampling is its own: a batch generator's, or its ``cfg``'s
+            (``temperature``, ``top_p``, ``top_k``, ``max_new_tokens``, ``stop_strings``).
         input_batch: ``message_log`` (with ``token_ids``), ``task_name``, ``extra_env_info``, and
             where they are there ``stop_strings`` and ``loss_multiplier``. Not changed.
         tokenizer: Observations are encoded as they are, without a chat template.
@@ -75,7 +77,7 @@ def run_multi_turn_rollout(
 
 
 def run_async_multi_turn_rollout(
-    policy_generation: Generator,
+    policy_generation: Any,
     input_batch: Mapping[str, Any],
     tokenizer: TokenizerType,
     task_to_env: Mapping[str, Any],
@@ -97,7 +99,7 @@ def run_async_multi_turn_rollout(
 
 
 async def run_async_multi_turn_rollout_groups(
-    policy_generation: Generator,
+    policy_generation: Any,
     input_batch: Mapping[str, Any],
     tokenizer: TokenizerType,
     task_to_env: Mapping[str, Any],
@@ -153,7 +155,7 @@ async def run_async_multi_turn_rollout_groups(
 async def run_sample_multi_turn_rollout(
     sample_idx: int,
     initial_sample_state: Mapping[str, Any],
-    policy_generation: Generator,
+    policy_generation: Any,
     tokenizer: TokenizerType,
     task_to_env: Mapping[str, Any],
     max_seq_len: int,
@@ -195,13 +197,13 @@ def _config(
         scheduler=scheduler,
         max_seq_len=max_seq_len,
         max_turns=max_rollout_turns,
-        sampling=sampling_of(section(policy_generation, "cfg")),
+        sampling=policy_sampling(policy_generation),
         greedy=greedy,
     )
 
 
 async def _play(
-    policy_generation: Generator,
+    policy_generation: Any,
     input_batch: Mapping[str, Any],
     tokenizer: TokenizerType,
     task_to_env: Mapping[str, Any],
@@ -209,7 +211,7 @@ async def _play(
 ) -> NativeRollout:
     return await run_native_rollout(
         _prompts(input_batch),
-        policy_generation,
+        generator_of(policy_generation, pad_token_of(tokenizer)),
         task_to_env,
         codec=RawText(tokenizer),
         config=config,

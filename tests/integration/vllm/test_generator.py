@@ -1,7 +1,10 @@
 """The generator over a real engine: tokens, log-probabilities, stops, seeds, cancellation."""
 
 import anyio
+import anyio.to_thread
 import pytest
+import torch
+from anyio.from_thread import BlockingPortal
 
 from gymrl.concurrency import gather_bounded
 from gymrl.config import SamplingParams
@@ -12,6 +15,7 @@ from gymrl.errors import (
     WeightUpdateError,
 )
 from gymrl.generation.base import Generator, WeightSpan
+from gymrl.generation.batch import BatchGenerator, verify_right_padding
 from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
 from gymrl.generation.weights import DirectoryWeights, UpdatableGenerator
 from tests.integration.vllm.engines import PROMPT, engine_config, until
@@ -54,8 +58,6 @@ async def test_greedy_takes_the_likeliest_token(generator, first):
     result = await generator.generate(PROMPT, SamplingParams(max_tokens=8, temperature=0))
 
     ids = list(PROMPT)
-    import torch
-
     with torch.inference_mode():
         for token_id in result.token_ids:
             assert token_id == int(first.model(torch.tensor([ids])).logits[0, -1].argmax())
@@ -246,3 +248,62 @@ async def test_a_second_engine_beside_it_gives_raw_log_probabilities_and_closes_
     # The first engine never noticed.
     again = await generator.generate(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
     assert len(again.token_ids) == 4
+
+
+async def test_the_batch_face_equals_one_call_after_the_other(generator):
+    prompts = [[*PROMPT, *range(10, 10 + n)] for n in range(4)]
+    width = max(map(len, prompts))
+    batch = {
+        "input_ids": torch.tensor([p + [0] * (width - len(p)) for p in prompts]),
+        "input_lengths": torch.tensor([len(p) for p in prompts]),
+        "seeds": [3, 4, 5, 6],
+        "max_new_tokens": [12, 3, 12, 600],
+        "stop_strings": [None, None, ["e"], None],
+    }
+    sampling = SamplingParams(temperature=0.9, top_p=0.95)
+    singles = [
+        await generator.generate(
+            prompt,
+            SamplingParams(
+                temperature=0.9,
+                top_p=0.95,
+                seed=batch["seeds"][i],
+                max_tokens=batch["max_new_tokens"][i],
+                stop=tuple(batch["stop_strings"][i] or ()),
+            ),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    async with BlockingPortal() as portal:
+        policy = BatchGenerator(generator, pad_token_id=0, sampling=sampling, portal=portal)
+        whole = await anyio.to_thread.run_sync(policy.generate, batch)
+    policy = BatchGenerator(generator, pad_token_id=0, sampling=sampling)
+    streamed = {sample: output async for sample, output in policy.generate_async(batch)}
+
+    assert verify_right_padding(whole) == (True, None)
+    for i, (prompt, single) in enumerate(zip(prompts, singles, strict=True)):
+        total = len(prompt) + len(single.token_ids)
+        expected = [0.0] * len(prompt) + single.logprobs
+        assert whole["output_ids"][i, :total].tolist() == prompt + single.token_ids
+        assert whole["logprobs"][i, :total].tolist() == pytest.approx(expected, abs=1e-4)
+        assert whole["logprobs"][i, total:].count_nonzero() == 0
+        assert whole["truncated"][i] == (single.finish_reason == "length")
+        assert whole["weight_versions"][i] == single.weight_versions
+        assert streamed[i]["output_ids"].tolist() == [prompt + single.token_ids]
+
+
+async def test_leaving_a_streamed_batch_frees_the_engine(generator):
+    batch = {
+        "input_ids": torch.tensor([PROMPT] * 3),
+        "input_lengths": torch.tensor([len(PROMPT)] * 3),
+        "max_new_tokens": [1, 480, 480],
+    }
+    policy = BatchGenerator(
+        generator, pad_token_id=0, sampling=SamplingParams(ignore_eos=True, seed=0)
+    )
+    stream = policy.generate_async(batch)
+    sample, _ = await anext(stream)
+    await stream.aclose()
+
+    assert sample == 0
+    await until(lambda: generator.num_running == 0)
