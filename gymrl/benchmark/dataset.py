@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.benchmark.files import read_rows
-from gymrl.benchmark.prepare import run_prepare_script
 from gymrl.benchmark.roots import find_path
 from gymrl.benchmark.settings import resolved, unresolved
 from gymrl.config import read_mapping
@@ -16,7 +15,7 @@ from gymrl.errors import ConfigError
 from gymrl.gym.registry import AGENTS, RESOURCES, read_instances
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from omegaconf import DictConfig
@@ -93,9 +92,18 @@ def benchmark_dataset(config: DictConfig) -> BenchmarkDataset:
 
 
 def prepared_file(
-    dataset: BenchmarkDataset, roots: Sequence[SearchRoot], config: DictConfig
+    dataset: BenchmarkDataset,
+    roots: Sequence[SearchRoot],
+    config: DictConfig,
+    run: Callable[[Path, dict[str, Any], dict[str, Any]], Path],
 ) -> Path:
     """Run the dataset's prepare script, if it has one, and say where its rows are.
+
+    Args:
+        dataset: The dataset.
+        roots: Where its files are looked up.
+        config: What the script sees as its configuration.
+        run: Runs a script, given its file, its arguments and the configuration.
 
     Raises:
         ConfigError: The script is not there, or failed, or wrote another file than ``jsonl_fpath``;
@@ -117,9 +125,7 @@ def prepared_file(
             f"{dataset.prepare_script} is under none of: {', '.join(str(r.path) for r in roots)}",
             setting="prepare_script",
         )
-    folders = [root.path for root in roots]
-    arguments = dataset.prepare_script_args or {}
-    returned = run_prepare_script(script, folders, arguments, unresolved(config)).resolve()
+    returned = run(script, dataset.prepare_script_args or {}, unresolved(config)).resolve()
     expected = [(r.path / dataset.jsonl_fpath).resolve() for r in roots]
     if returned not in expected:
         raise ConfigError(

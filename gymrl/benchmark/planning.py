@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gymrl.benchmark.dataset import benchmark_dataset, prepared_file, read_dataset, repeated
+from gymrl.benchmark.installed_gym import find_gym
 from gymrl.benchmark.plan import (
     PlanBenchmark,
     PlanGym,
@@ -17,12 +19,17 @@ from gymrl.benchmark.plan import (
     build_plan,
     row_task_id,
 )
+from gymrl.benchmark.prepare import run_in_gym, run_prepare_script
+from gymrl.benchmark.real import real_instances
 from gymrl.benchmark.roots import find_benchmark, gym_version, search_roots
 from gymrl.benchmark.settings import checked_overrides, load_config
 from gymrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from gymrl.benchmark.installed_gym import InstalledGym
+    from gymrl.benchmark.roots import SearchRoot
 
 COLLATED_FILE = "benchmark.jsonl"
 
@@ -36,6 +43,7 @@ def plan_benchmark(
     work_dir: Path | None = None,
     *,
     roots: Sequence[str | Path] = (),
+    gym_python: str | None = None,
 ) -> PlannedBenchmark:
     """Find the benchmark, prepare its data, plan it and collate its rows.
 
@@ -51,6 +59,9 @@ def plan_benchmark(
         work_dir: Gets the collated rows (``benchmark.jsonl``); is ``${work_dir}`` in the
             configuration. None: a temporary folder, which is gone after.
         roots: Searched for benchmarks before all others.
+        gym_python: The interpreter that has NeMo Gym, whose benchmarks are searched too; None:
+            what :func:`~gymrl.benchmark.installed_gym.find_gym` finds. A benchmark of servers of
+            Gym's own is prepared there, in a process of its own.
 
     Raises:
         ConfigError: The name, the configuration, the overrides or the ids are wrong; a task has no
@@ -61,13 +72,15 @@ def plan_benchmark(
         raise ConfigError(
             f"task_ids={task_ids!r}: a list of ids is needed, not one text", setting="task_ids"
         )
-    places = search_roots(roots)
+    gym = find_gym(gym_python)
+    places = search_roots(roots, gym)
     source = find_benchmark(benchmark, places)
-    version, commit = gym_version()
+    version, commit = gym_version(source, gym)
     with _work_folder(work_dir) as folder:
         config = load_config(source, places, {**checked, "work_dir": str(folder)}, _NO_POLICY)
         dataset = benchmark_dataset(config)
-        rows = read_dataset(dataset, prepared_file(dataset, places, config), places)
+        run = partial(_prepare, gym, places, bool(real_instances(config)))
+        rows = read_dataset(dataset, prepared_file(dataset, places, config, run), places)
         plan = build_plan(
             rows,
             benchmark=PlanBenchmark(dataset.name, [source.config_path]),
@@ -82,6 +95,24 @@ def plan_benchmark(
             lines = [msgspec.json.encode(row) for row in collated]
             (folder / COLLATED_FILE).write_bytes(b"".join(line + b"\n" for line in lines))
     return PlannedBenchmark(plan, collated)
+
+
+def _prepare(
+    gym: InstalledGym | None,
+    places: Sequence[SearchRoot],
+    is_gyms: bool,
+    script: Path,
+    arguments: dict[str, Any],
+    config: dict[str, Any],
+) -> Path:
+    """Run a prepare script where what it imports is: here, or in Gym's interpreter."""
+    folders = [place.path for place in places]
+    if gym is None or gym.is_ours:
+        return run_prepare_script(script, folders, arguments, config)
+    if is_gyms or script.is_relative_to(gym.folder):
+        return run_in_gym(gym, script, folders, arguments, config)
+    # What is installed for another interpreter must not be found from this one.
+    return run_prepare_script(script, [f for f in folders if f != gym.folder], arguments, config)
 
 
 @contextlib.contextmanager

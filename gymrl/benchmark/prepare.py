@@ -19,11 +19,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from anyio.from_thread import start_blocking_portal
 
+from gymrl.benchmark.gym_prepare import __file__ as _SCRIPT
+from gymrl.config import GymConfig
 from gymrl.errors import ConfigError, GymrlError
+from gymrl.gym.real_processes import environment
+from gymrl.gym.real_question import ask_gym
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from gymrl.benchmark.installed_gym import InstalledGym
 
 CONFIG_VARIABLE = "NEMO_GYM_CONFIG_DICT"
 _PEER_MODULE = "nemo_gym.global_config"
@@ -82,6 +89,43 @@ def run_prepare_script(
     return Path(returned)
 
 
+def run_in_gym(
+    gym: InstalledGym,
+    script: Path,
+    folders: Sequence[Path],
+    arguments: Mapping[str, Any],
+    config: dict[str, Any],
+) -> Path:
+    """As :func:`run_prepare_script`, in a process of the interpreter that has NeMo Gym.
+
+    The process ends with this one. What the script needs beside Gym must be installed there.
+
+    Raises:
+        ConfigError: The script failed; with what it raised.
+    """
+    request = {
+        "script": str(script),
+        "folders": [str(folder) for folder in folders],
+        "arguments": dict(arguments),
+    }
+    settings = GymConfig(gym_python=gym.python, gym_roots=tuple(request["folders"]))
+    variables = environment(settings) | {CONFIG_VARIABLE: _as_yaml(config)}
+    with start_blocking_portal() as portal:
+        answer = portal.call(
+            ask_gym, f"prepare {script.parent.name}", gym.python, _SCRIPT, request, variables
+        )
+    if "path" not in answer:
+        raise ConfigError(
+            f"prepare script {script} failed, in {gym.python}: {answer['error']}",
+            setting="prepare_script",
+        )
+    return Path(answer["path"])
+
+
+def _as_yaml(config: dict[str, Any]) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
 def _load(script: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_MODULE, script)
     if spec is None or spec.loader is None:
@@ -111,7 +155,7 @@ def _visible(config: dict[str, Any]) -> Iterator[None]:
     peer = sys.modules.get(_PEER_MODULE)
     cached = getattr(peer, _PEER_CACHE, None)
     token = _config.set(config)
-    os.environ[CONFIG_VARIABLE] = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    os.environ[CONFIG_VARIABLE] = _as_yaml(config)
     if peer is not None:
         setattr(peer, _PEER_CACHE, None)
     try:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
-import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -20,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl._version import __version__
+from gymrl.benchmark.installed_gym import own_gym_folder
 from gymrl.config import read_mapping
 from gymrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from gymrl.benchmark.installed_gym import InstalledGym
 
 EXTRA_ROOTS_VARIABLE = "NEMO_GYM_EXTRA_ROOTS"
 FAMILY_FILE = "_flavor.yaml"
@@ -61,11 +62,14 @@ class BenchmarkSource(msgspec.Struct, frozen=True, kw_only=True):
     presets: dict[str, Any] = {}
 
 
-def search_roots(extra: Sequence[str | Path] = ()) -> tuple[SearchRoot, ...]:
+def search_roots(
+    extra: Sequence[str | Path] = (), gym: InstalledGym | None = None
+) -> tuple[SearchRoot, ...]:
     """The folders that are searched, first to last.
 
     `extra`, then those of ``NEMO_GYM_EXTRA_ROOTS`` (separated as in ``PATH``), the working
-    directory, the folder of an installed NeMo Gym (which is found, not imported), and gymrl's own.
+    directory, the folder of an installed NeMo Gym (`gym`, else the one in this interpreter, which is
+    found and not imported), and gymrl's own.
 
     Raises:
         ConfigError: One of `extra` is no folder.
@@ -76,7 +80,7 @@ def search_roots(extra: Sequence[str | Path] = ()) -> tuple[SearchRoot, ...]:
     named = [part for part in os.environ.get(EXTRA_ROOTS_VARIABLE, "").split(os.pathsep) if part]
     folders = [Path(root).expanduser() for root in (*extra, *named)]
     folders.append(Path.cwd())
-    installed = nemo_gym_folder()
+    installed = gym.folder if gym is not None else own_gym_folder()
     if installed is not None:
         folders.append(installed)
     unique = dict.fromkeys(folder.resolve() for folder in folders)
@@ -87,28 +91,16 @@ def _own_folder() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
-def nemo_gym_folder() -> Path | None:
-    """The folder of an installed NeMo Gym, without importing it."""
-    spec = importlib.util.find_spec("nemo_gym")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))).resolve().parent
+def gym_version(source: BenchmarkSource, gym: InstalledGym | None) -> tuple[str, str | None]:
+    """Version and commit of the Gym that a benchmark comes from.
 
-
-def gym_version() -> tuple[str, str | None]:
-    """Version and commit of the Gym that benchmarks come from.
-
-    An installed NeMo Gym's, else gymrl's own, as ``gymrl-<version>``. The commit is that of its
-    git checkout, with ``-dirty`` behind it where files differ; None where it is no checkout.
+    The installed NeMo Gym's; where there is none, or gymrl ships the benchmark, gymrl's own as
+    ``gymrl-<version>``. The commit is that of its git checkout, with ``-dirty`` behind it where
+    files differ; None where it is no checkout.
     """
-    folder = nemo_gym_folder()
-    if folder is None:
+    if gym is None or source.file.is_relative_to(_own_folder() / _SHIPPED):
         return f"gymrl-{__version__}", _commit(_own_folder())
-    try:
-        version = importlib.metadata.version("nemo-gym")
-    except importlib.metadata.PackageNotFoundError:
-        version = "unknown"
-    return version, _commit(folder)
+    return gym.version, _commit(gym.folder)
 
 
 def _commit(folder: Path) -> str | None:

@@ -36,6 +36,8 @@ class ServingConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         base_urls: The policy's endpoints, with ``/v1``.
         api_key: Sent to the endpoints as a bearer token.
         registry_port: Of the registry server; None: any.
+        has_model_server: The policy has a model server among `gym.servers`; else a relay of ours
+            stands for it.
         readiness_timeout_s: Deadline for the endpoints to answer; infinity: none.
     """
 
@@ -44,6 +46,7 @@ class ServingConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     api_key: str | None = None
     registry_port: int | None = None
     readiness_timeout_s: float = 600.0
+    has_model_server: bool = False
 
 
 class BenchmarkServers(Actor):
@@ -73,12 +76,15 @@ class BenchmarkServers(Actor):
         policy_pool = await self._stack.enter_async_context(HttpPool(headers=headers))
         pool = await self._stack.enter_async_context(HttpPool())
         await self._wait_for_endpoints(policy_pool)
-        policy = PolicyServer(config.base_urls, policy_pool, PortRange(config.gym.host))
-        self._stack.push_async_callback(policy.stop)
-        await policy.start()
+        policy_urls = []
+        if not config.has_model_server:
+            policy = PolicyServer(config.base_urls, policy_pool, PortRange(config.gym.host))
+            self._stack.push_async_callback(policy.stop)
+            await policy.start()
+            policy_urls = [policy.base_url]
         servers = ServerSet(config.gym, config.registry_port)
         try:
-            await servers.start(pool, [policy.base_url], config.gym.model_name)
+            await servers.start(pool, policy_urls, config.gym.model_name)
         except ServerStartError as error:
             if error.instance == REGISTRY and config.registry_port is not None:
                 raise ConfigError(

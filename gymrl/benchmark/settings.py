@@ -89,7 +89,7 @@ def load_config(
     if environment is not None:
         layers.append(_load(environment))
     try:
-        merged = OmegaConf.merge(*layers, source.presets, _plain(overrides))
+        merged = OmegaConf.merge(*layers, source.presets, plain_overrides(overrides))
         container = OmegaConf.to_container(merged, resolve=False)
         assert isinstance(container, dict)
         config = apply_directives({str(key): value for key, value in container.items()})
@@ -99,8 +99,17 @@ def load_config(
         raise ConfigError(f"benchmark {source.name!r}: {error}", setting="benchmark") from error
 
 
-def _plain(value: Any, where: str = "overrides") -> Any:
-    """A copy of the overrides in what a configuration can hold."""
+def plain_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the overrides in what a configuration can hold.
+
+    Raises:
+        ConfigError: One is something else.
+    """
+    plain: dict[str, Any] = _plain(overrides, "overrides")
+    return plain
+
+
+def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):

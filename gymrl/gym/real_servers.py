@@ -5,18 +5,15 @@ How one runs is in :mod:`gymrl.gym.real_processes`.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import msgspec
 
 from gymrl.errors import ConfigError
-from gymrl.gym.processes import GuardedProcess
 from gymrl.gym.publication import POLICY_MODEL
 from gymrl.gym.real_peer import __file__ as _PEER
 from gymrl.gym.real_processes import environment, interpreter
+from gymrl.gym.real_question import ask_gym
 from gymrl.gym.real_ray import says_no_ray, why_ray
 from gymrl.gym.registry import ENVIRONMENTS, MODELS, RELAY, RESOURCES, read_instances
 
@@ -199,31 +196,7 @@ def _leave_ray(started: Mapping[str, InstanceConfig], answer: Mapping[str, Any])
 
 async def _ask_gym(config: GymConfig, request: dict[str, Any]) -> dict[str, Any]:
     python = interpreter(config)
-    with tempfile.TemporaryDirectory(prefix="gymrl-") as folder:
-        asked, answered = anyio.Path(folder, "request.json"), anyio.Path(folder, "answer.json")
-        await asked.write_bytes(msgspec.json.encode(request))
-        process = GuardedProcess(
-            "nemo_gym config",
-            [python, "-P", _PEER, str(asked), str(answered)],
-            cwd=os.getcwd(),  # relative paths in a configuration begin here
-            env=environment(config),
-        )
-        try:
-            await process.start()
-            await process.wait()
-        except OSError as error:
-            raise ConfigError(
-                f"gym_python={python!r} cannot be started: {error}", setting="gym_python"
-            ) from error
-        finally:
-            await process.stop(grace_s=0)
-        if not await answered.exists():
-            raise ConfigError(
-                f"gym_python={python!r} {process.how_it_ended} before it had read the "
-                f"configuration; its last lines:\n{process.last_lines}",
-                setting="gym_python",
-            )
-        answer: dict[str, Any] = msgspec.json.decode(await answered.read_bytes())
+    answer = await ask_gym("NeMo Gym's reading", python, _PEER, request, environment(config))
     if "error" not in answer:
         return answer
     if answer["error"] in ("PackageNotFoundError", "ModuleNotFoundError"):

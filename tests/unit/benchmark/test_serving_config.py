@@ -3,7 +3,7 @@ from omegaconf import OmegaConf
 
 from gymrl.benchmark import serve_benchmark
 from gymrl.benchmark.serving import benchmark_servers, serving_config
-from gymrl.errors import ConfigError
+from gymrl.errors import ConfigError, RealServersError
 
 POLICY = {
     "policy_base_url": "http://127.0.0.1:1/v1",
@@ -72,7 +72,7 @@ def test_nemo_gyms_own_servers_are_refused_by_name():
     judge = {"responses_api_models": {"openai_model": {"entrypoint": "app.py"}}}
 
     with pytest.raises(
-        ConfigError, match=r"does not start here: agent \(app\.py\), judge \(app\.py\)"
+        RealServersError, match=r"cannot be started: agent \(app\.py\), judge \(app\.py\)"
     ):
         serving_config(config(agent=agent, judge=judge), None)
 
@@ -98,8 +98,9 @@ def test_a_registry_port_that_is_no_port_is_refused(port):
         serving_config(config(), port)
 
 
-def test_an_unknown_model_type_is_refused_before_anything_starts():
-    with pytest.raises(ConfigError, match=r"model_type='vllm_model'.*openai_model"):
+def test_a_model_server_of_nemo_gyms_is_refused_where_there_is_no_nemo_gym(monkeypatch):
+    monkeypatch.delenv("GYMRL_GYM_PYTHON", raising=False)
+    with pytest.raises(ConfigError, match=r"model_type='vllm_model' is a model server of NeMo Gym.s"):
         with serve_benchmark("chain_sum", "vllm_model", POLICY):
             pass
 

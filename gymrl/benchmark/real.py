@@ -1,0 +1,130 @@
+"""Benchmarks whose servers are NeMo Gym's own: which those are, and what Gym is asked to read."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gymrl.benchmark.dataset import POLICY_MODEL, server_instances
+from gymrl.benchmark.installed_gym import GYM_PYTHON_VARIABLE
+from gymrl.benchmark.roots import find_path
+from gymrl.benchmark.settings import CONFIG_PATHS, plain_overrides, unresolved
+from gymrl.errors import ConfigError, RealServersError
+from gymrl.gym.registry import ENVIRONMENTS, MODELS, RELAY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from omegaconf import DictConfig
+
+    from gymrl.benchmark.roots import BenchmarkSource, SearchRoot
+    from gymrl.gym.registry import InstanceConfig
+
+RESPONSES_ENDPOINT = "openai_model"
+"""The model type that needs no model server of Gym's: an endpoint with OpenAI's Responses API."""
+
+_POLICY_KEYS = ("policy_base_url", "policy_api_key", "policy_model_name")
+
+
+class RealRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How real servers are run.
+
+    Attributes:
+        servers: The configuration that Gym reads.
+        python: The interpreter that has it.
+        roots: Search roots before those that Gym knows.
+        log_dir: Gets each server's output; None: no files.
+        has_model_server: The policy's model server is one of them.
+    """
+
+    servers: dict[str, Any]
+    python: str
+    roots: tuple[str, ...] = ()
+    log_dir: str | None = None
+    has_model_server: bool = False
+
+
+def real_instances(config: DictConfig) -> dict[str, str]:
+    """The instances of a configuration that only NeMo Gym has the servers of, and their scripts."""
+    return {
+        name: instance.block["entrypoint"]
+        for name, instance in sorted(server_instances(unresolved(config)).items())
+        if _is_real(instance)
+    }
+
+
+def _is_real(instance: InstanceConfig) -> bool:
+    entrypoint = instance.block.get("entrypoint")
+    if instance.name == POLICY_MODEL or not isinstance(entrypoint, str):
+        return False
+    if instance.kind == ENVIRONMENTS and instance.impl == RELAY:
+        return False
+    if instance.kind == MODELS and "base_url" in instance.block:
+        return False
+    return entrypoint.endswith(".py") and instance.block.get("port") is None
+
+
+def refuse_real(real: Mapping[str, str], what: str = "cannot be started") -> RealServersError:
+    """The error that says which of Gym's servers are needed, and what to do.
+
+    Args:
+        real: As of :func:`real_instances`.
+        what: Why that is an error here.
+    """
+    named = ", ".join(f"{name} ({entrypoint})" for name, entrypoint in real.items())
+    return RealServersError(
+        f"these instances are NeMo Gym's own servers, which {what}: {named}. Name the "
+        f"interpreter that has NeMo Gym (gym_python, or {GYM_PYTHON_VARIABLE}; scripts/nemo-gym-peer "
+        "makes one); or start the benchmark with `gym env start` and give its registry server to "
+        "TaskRunner; or name host and port of each such server that runs",
+        setting=next(iter(real)),
+    )
+
+
+def gym_servers(
+    source: BenchmarkSource,
+    overrides: Mapping[str, Any],
+    model_type: str,
+    roots: Sequence[SearchRoot],
+) -> dict[str, Any]:
+    """What Gym is asked to read: the benchmark's file, the model server's, and the overrides.
+
+    Where the model type needs no model server of Gym's, its keys are left out: gymrl's own relay
+    stands for the policy and is alone in knowing its address and key.
+
+    Raises:
+        ConfigError: Gym has no such model type.
+    """
+    servers = {**source.presets, **plain_overrides(overrides)}
+    paths = [str(source.file)]
+    if model_type == RESPONSES_ENDPOINT:
+        for key in _POLICY_KEYS:
+            servers.pop(key, None)
+    else:
+        paths.append(_model_config(model_type, roots))
+    servers[CONFIG_PATHS] = [*paths, *(servers.get(CONFIG_PATHS) or [])]
+    return servers
+
+
+def _model_config(model_type: str, roots: Sequence[SearchRoot]) -> str:
+    path = f"{MODELS}/{model_type}/configs/{model_type}.yaml"
+    found = find_path(path, roots) if "/" not in model_type else None
+    if found is not None:
+        return str(found)
+    known = sorted(
+        {
+            folder.name
+            for root in roots
+            for folder in (root.path / MODELS).glob("*")
+            if (folder / "configs" / f"{folder.name}.yaml").is_file()
+        }
+    )
+    close = difflib.get_close_matches(model_type, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(
+        f"model_type={model_type!r}: {path} is in no search root.{hint} "
+        f"There are: {', '.join(known) or RESPONSES_ENDPOINT}",
+        setting="model_type",
+    )
