@@ -104,6 +104,8 @@ class RowRecord(
         trajectory: What the attempt gave, or None and `failure` says why.
         metrics: Of the group, on its last row.
         timings: Of the whole stream, on the last row of its last group.
+        benchmark: The benchmark's label, in a file of an evaluation.
+        task_id: The task's id there.
     """
 
     group: int
@@ -120,6 +122,8 @@ class RowRecord(
     failure: Failure | None = None
     metrics: dict[str, float] = {}
     timings: dict[str, float] | None = None
+    benchmark: str = ""
+    task_id: str = ""
 
     def row(self) -> Row:
         """The row as it was prepared; its body is empty JSON where the task was left out."""
