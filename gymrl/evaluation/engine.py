@@ -1,0 +1,102 @@
+"""What a plan and the run's options make the rollout engine do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, VllmConfig
+from gymrl.errors import ConfigError
+from gymrl.evaluation.planning import with_fingerprint
+from gymrl.evaluation.settings import check_policy
+from gymrl.generation.models import resolve_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gymrl.evaluation.plan import EvaluationPlan
+    from gymrl.evaluation.settings import PolicySettings, RunOptions
+
+DEFAULT_MODEL_NAME = "policy"
+
+
+def completed_plan(plan: EvaluationPlan, options: RunOptions) -> EvaluationPlan:
+    """The plan with its policy named, ready to run; blocks while a model directory is looked at.
+
+    Raises:
+        ConfigError: There is no policy, or two; servers' model is not named; or the model
+            directory is not the one that was planned with.
+    """
+    policy = plan.settings.policy
+    check_policy(policy, options)
+    if policy.model is None and options.base_urls and policy.name is None:
+        raise ConfigError(
+            "base_urls names servers, but not what to ask them for: set the policy's name",
+            setting="name",
+        )
+    settings = with_fingerprint(plan.settings)
+    found = settings.policy.weights
+    if policy.weights is not None and found not in (None, policy.weights):
+        raise ConfigError(
+            f"the model at {policy.model!r} is not the one that was planned with: its weights were "
+            f"{policy.weights}, now {found}; make a new plan, or put the model back",
+            setting="model",
+        )
+    return plan if settings == plan.settings else plan.with_settings(settings)
+
+
+def engine_config(
+    plan: EvaluationPlan, options: RunOptions, servers: Mapping[str, Any]
+) -> RolloutConfig:
+    """The engine's configuration; fetches a shipped model the first time.
+
+    A conversation whose history the chat template rewrites is scored all the same: its tokens are
+    recorded up to there.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+    policy = plan.settings.policy
+    name = policy.name or DEFAULT_MODEL_NAME
+    generation = _generation(policy, options, name)
+    tokenizer = options.tokenizer
+    if tokenizer is None and policy.model is not None:
+        directory = resolve_model(policy.model)
+        tokenizer = directory if Path(directory, "tokenizer.json").is_file() else None
+    gym = GymConfig(
+        servers={} if options.registry_url else dict(servers),
+        registry_url=options.registry_url,
+        base_urls=options.base_urls,
+        model_name=name,
+        tokenizer=tokenizer,
+        on_broken_prefix="truncate",
+        row_timeout_s=options.row_timeout_s,
+        spinup_timeout_s=options.start_timeout_s,
+    )
+    return RolloutConfig(
+        generation=generation,
+        gym=gym,
+        num_workers=options.workers,
+        in_process=options.in_process,
+        failure_policy="mask",
+        start_timeout_s=options.start_timeout_s,
+    )
+
+
+def _generation(policy: PolicySettings, options: RunOptions, name: str) -> GenerationConfig | None:
+    if policy.model is None:
+        return None
+    return GenerationConfig(
+        model=policy.model,
+        backend=policy.backend,
+        vllm=msgspec.structs.replace(VllmConfig(), engine_args=policy.engine_args),
+        served_model_name=name,
+        dtype=policy.dtype,
+        max_batch_size=options.batch_size,
+        max_model_len=policy.max_model_len,
+        num_threads=options.num_threads,
+        on_rewrite="segment",
+    )

@@ -1,0 +1,150 @@
+"""What a report needs of a file's lines, one at a time and no more.
+
+Token lists, requests and answers are skipped while a line is decoded, so a file of any size costs the
+memory of its longest line. Fields that are unknown here are passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gymrl.errors import ConfigError, RowValueError
+from gymrl.gym.schema import LENGTH_REASONS
+from gymrl.records.schema import SCHEMA, RunRecord
+from gymrl.types import FailureKind, Reward
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+class TurnLine(msgspec.Struct, frozen=True, gc=False):
+    """The spans of a turn."""
+
+    start: int
+    generation_start: int
+    end: int
+
+
+class TrajectoryLine(msgspec.Struct, frozen=True, gc=False):
+    """What a report says of a trajectory."""
+
+    turns: tuple[TurnLine, ...]
+    reward: Reward
+    incomplete_reason: str | None = None
+    placeholder: bool = False
+    truncated_prefix: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens, prompts included."""
+        return self.turns[-1].end if self.turns else 0
+
+    @property
+    def num_generated(self) -> int:
+        """Sampled tokens."""
+        return sum(turn.end - turn.generation_start for turn in self.turns)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether its last response was cut by a token limit."""
+        return self.incomplete_reason in LENGTH_REASONS
+
+
+class FailureLine(msgspec.Struct, frozen=True, gc=False):
+    """What a report says of a failure."""
+
+    kind: FailureKind
+    error: str
+    message: str = ""
+    fields: dict[str, object] = {}
+
+
+class RowLine(msgspec.Struct, frozen=True, gc=False, tag="row", tag_field="record"):
+    """One row of a file of an evaluation."""
+
+    task_digest: str
+    rollout_index: int
+    rollout_id: str
+    benchmark: str = ""
+    task_id: str = ""
+    trajectory: TrajectoryLine | None = None
+    failure: FailureLine | None = None
+
+    @property
+    def counts_as_try(self) -> bool:
+        """Whether the attempt failed and cost somebody something."""
+        if self.failure is None:
+            return False
+        return self.failure.fields.get("was_sent") is not False
+
+
+_decoder = msgspec.json.Decoder(RunRecord | RowLine)
+
+
+def read_lines(path: Path, config_digest: str) -> Iterator[RowLine]:
+    """The rows of an evaluation's file, in the order they were written.
+
+    A last line without its end is left out with a warning: it is being written, or a kill tore it.
+
+    Raises:
+        ConfigError: The file is missing, or of another configuration or a newer format.
+        RowValueError: A line before the last is no record; names file and line.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n") and not _decodes(line):
+                    logger.warning(
+                        "%s:%d: the last line is torn (%d bytes); it is left out",
+                        path,
+                        number,
+                        len(line),
+                    )
+                    return
+                record = _decoded(line, f"{path}:{number}")
+                if isinstance(record, RunRecord):
+                    _check_run(path, record, config_digest)
+                elif number == 1:
+                    raise ConfigError(f"{path}: the first line is no run record", setting=str(path))
+                else:
+                    yield record
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", setting=str(path)) from error
+
+
+def _decodes(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _decoded(line: bytes, where: str) -> RunRecord | RowLine:
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise RowValueError(
+            f"{where}: not a record of rollouts ({error}); take the line out, and its row is run "
+            "again when the evaluation is continued"
+        ) from error
+
+
+def _check_run(path: Path, run: RunRecord, config_digest: str) -> None:
+    if run.schema > SCHEMA:
+        raise ConfigError(
+            f"{path} has schema {run.schema}; this gymrl reads up to {SCHEMA}: upgrade it",
+            setting=str(path),
+        )
+    if run.config_digest != config_digest:
+        raise ConfigError(
+            f"{path} was written with another configuration ({run.config_digest or 'none'}) than "
+            f"its plan has ({config_digest})",
+            setting=str(path),
+        )

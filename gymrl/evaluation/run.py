@@ -1,0 +1,251 @@
+"""``run_evaluation``: every row of a plan to its line in a file, and what was finished stays."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import anyio.to_thread
+import msgspec
+
+from gymrl.concurrency import closing_stream, gather_bounded
+from gymrl.errors import ConfigError, RolloutFailure, RolloutRedispatchExhausted
+from gymrl.evaluation.engine import completed_plan, engine_config
+from gymrl.evaluation.journal import METRICS_FILE, Journal, write_whole
+from gymrl.evaluation.reading import read_evaluation
+from gymrl.evaluation.report import EvaluationReport, report_evaluation
+from gymrl.evaluation.servers import MergedServers, merged_servers
+from gymrl.evaluation.settings import RunOptions
+from gymrl.evaluation.tasks import attempt_row
+from gymrl.gym.client import failure_of
+from gymrl.gym.shards import row_route
+from gymrl.records.writer import records_of
+from gymrl.rollout.engine import RolloutEngine
+from gymrl.rollout.prepare import GroupSizes, prepare_rows
+from gymrl.types import Failure, RolloutGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gymrl.evaluation.journal import PendingRow
+    from gymrl.evaluation.plan import EvaluationPlan
+    from gymrl.records.schema import RowRecord
+
+logger = logging.getLogger(__name__)
+
+_ONE = GroupSizes(group=1)
+
+
+class EvaluationObserver(Protocol):
+    """Told how far a run is, in its event loop. The calls should return at once."""
+
+    def begin(self, plan: EvaluationPlan, finished: int, pending: int) -> None:
+        """The directory was read.
+
+        Args:
+            plan: As it is run.
+            finished: Rows of it that have their result already.
+            pending: Rows that are run now; the others have failed too often.
+        """
+        ...
+
+    def started(self) -> None:
+        """The model and the servers are ready; rows run from now on."""
+        ...
+
+    def row(self, record: RowRecord) -> None:
+        """A row has ended, and its line is written."""
+        ...
+
+
+async def run_evaluation(
+    plan: EvaluationPlan,
+    output: str | Path,
+    options: RunOptions | None = None,
+    *,
+    observer: EvaluationObserver | None = None,
+    overwrite: bool = False,
+    extend: bool = False,
+) -> EvaluationReport:
+    """Run the rows of a plan that a directory has no result of, and report on all of them.
+
+    A new directory gets every row; one that a former run has left, for whatever reason, is
+    continued: finished rows stay, rows that failed are tried again, at most ``max_tries`` times in
+    all. Each row's line is in ``rollouts.jsonl`` as soon as the row ends. At the end the report is
+    written to ``benchmark_metrics.json``. Runs with different directories are independent.
+
+    Cancelling it ends what is under way; what was written stays.
+
+    Args:
+        plan: Of :func:`~gymrl.evaluation.planning.plan_evaluation`, or read from a file.
+        output: The directory; made where it is missing.
+        options: Where and how fast; None: the defaults.
+        observer: Told of rows as they end.
+        overwrite: Throw away what the directory holds of a former evaluation.
+        extend: Allow the plan to have more tasks, repeats or benchmarks than the directory's.
+
+    Raises:
+        ConfigError: The directory is another evaluation's (the differences are named) or is being
+            written by another process, there is no policy, or a setting cannot work.
+        RowError: A row cannot be asked, or names a server that is not there.
+        OutputError: The file cannot be written.
+        RolloutRedispatchExhausted: ``max_outages`` rows, one after the other, failed by the fleet's
+            fault.
+        GymrlError: A process died for good, or did not start. Whichever of these it is, the run
+            can be continued.
+    """
+    chosen = options or RunOptions()
+    completed = await anyio.to_thread.run_sync(completed_plan, plan, chosen)
+    merged = MergedServers({}, {})
+    if chosen.registry_url is None:
+        merged = merged_servers(completed)
+    directory = Path(output)
+    journal = Journal(directory, completed, overwrite=overwrite, extend=extend)
+    with contextlib.closing(journal):
+        await anyio.to_thread.run_sync(journal.open)
+        count = sum(1 for _ in journal.pending(chosen.max_tries))
+        if observer is not None:
+            observer.begin(completed, journal.num_finished, count)
+        if count:
+            await _run_pending(journal, chosen, merged, observer)
+        return await anyio.to_thread.run_sync(_reported, directory)
+
+
+def _reported(directory: Path) -> EvaluationReport:
+    report = report_evaluation(read_evaluation(directory))
+    write_whole(directory / METRICS_FILE, report.to_json().encode())
+    return report
+
+
+async def _run_pending(
+    journal: Journal,
+    options: RunOptions,
+    merged: MergedServers,
+    observer: EvaluationObserver | None,
+) -> None:
+    config = await anyio.to_thread.run_sync(
+        engine_config, journal.plan, options, merged.servers, abandon_on_cancel=True
+    )
+    # It would tell of a run that is no longer the last one.
+    (journal.directory / METRICS_FILE).unlink(missing_ok=True)
+    async with RolloutEngine(config) as engine:
+        runner = _Runner(engine, journal, options, merged, observer)
+        runner.check_routes()
+        if observer is not None:
+            observer.started()
+        pending = journal.pending(options.max_tries)
+        await gather_bounded(lambda _: runner.work(pending), range(options.concurrency))
+
+
+class _Runner:
+    """Takes rows one by one through the engine, each in a stream of its own."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        journal: Journal,
+        options: RunOptions,
+        merged: MergedServers,
+        observer: EvaluationObserver | None,
+    ) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._settings = journal.plan.settings
+        self._options = options
+        self._renamed = merged.renamed
+        self._observer = observer
+        self._outages = 0
+
+    def check_routes(self) -> None:
+        """Refuse a plan whose rows name servers that are not there.
+
+        Raises:
+            RowValueError: The first, with its benchmark.
+        """
+        routes = self._engine.routes
+        for task in self._journal.plan.tasks() if routes else ():
+            row, _ = attempt_row(task, 0, self._settings, self._renamed.get(task.key.benchmark))
+            route = row_route(row, 0)
+            if route not in routes:
+                raise ConfigError(
+                    f"benchmark {task.key.benchmark!r}, task {task.task_id!r}: nothing here is "
+                    f"called {route!r} (known: {', '.join(sorted(routes))})",
+                    setting="registry_url",
+                )
+
+    async def work(self, pending: Iterator[PendingRow]) -> None:
+        """Run rows until there are no more; several of these share the iterator."""
+        for row in pending:
+            await self._attempt(row)
+
+    async def _attempt(self, pending: PendingRow) -> None:
+        task, repeat, _ = pending
+        renamed = self._renamed.get(task.key.benchmark)
+        row, sampling = attempt_row(task, repeat, self._settings, renamed)
+        outage: RolloutRedispatchExhausted | None = None
+        try:
+            stream = self._engine.stream_repeated([row], _ONE, sampling=sampling, training=False)
+            async with closing_stream(stream) as groups:
+                (group,) = [group async for group in groups]
+        except RolloutRedispatchExhausted as error:
+            outage = error
+            failure = failure_of(error.__cause__ or error, row=0)
+            failure = msgspec.structs.replace(failure, attempts=error.attempts or 1)
+            (prepared,) = prepare_rows([row], sampling, _ONE, is_training=False)
+            group = RolloutGroup(
+                index=0, task_index=task.number, rows=(prepared,), samples=(failure,)
+            )
+        record = _record_of(group, pending)
+        self._journal.add(record)
+        if self._observer is not None:
+            self._observer.row(record)
+        self._watch_outages(outage)
+
+    def _watch_outages(self, outage: RolloutRedispatchExhausted | None) -> None:
+        if outage is None:
+            self._outages = 0
+            return
+        self._outages += 1
+        if self._outages >= self._options.max_outages:
+            raise RolloutRedispatchExhausted(
+                f"{self._outages} rows, one after the other, failed by the fleet's fault (set by "
+                f"max_outages); the last: {outage.message}. The run can be continued",
+                attempts=outage.attempts,
+            ) from outage
+
+
+def _record_of(group: RolloutGroup, pending: PendingRow) -> RowRecord:
+    task, repeat, _ = pending
+    try:
+        (record,) = records_of(group)
+    except RolloutFailure as error:
+        failed = msgspec.structs.replace(group, samples=(failure_of(error, row=0),))
+        (record,) = records_of(failed)
+    failure = record.failure
+    if failure is not None:
+        failure = _named(failure, pending)
+    return msgspec.structs.replace(
+        record,
+        group=task.number,
+        group_size=task.repeats,
+        index=task.number * task.repeats + repeat,
+        task_index=task.number,
+        rollout_index=repeat,
+        task_digest=task.key.digest,
+        benchmark=task.key.benchmark,
+        task_id=task.task_id,
+        failure=failure,
+    )
+
+
+def _named(failure: Failure, pending: PendingRow) -> Failure:
+    """The failure under the name that the row has in the evaluation: alone it is row 0."""
+    task, repeat, _ = pending
+    message = failure.message.removeprefix("row 0: ").removeprefix("row 0 ")
+    return msgspec.structs.replace(
+        failure,
+        message=f"task {task.task_id!r}, repeat {repeat}: {message}",
+        row=task.number * task.repeats + repeat,
+    )
