@@ -124,7 +124,7 @@ def _trajectory_record(trajectory: Trajectory, index: int) -> TrajectoryRecord:
             row=index,
             agent=trajectory.agent,
         )
-    fields = {name: getattr(trajectory, name) for name in trajectory.__struct_fields__}
+    fields = {name: getattr(trajectory, name) for name in TrajectoryRecord.__struct_fields__}
     fields["token_ids"] = trajectory.token_ids.tolist()
     fields["logprobs"] = trajectory.logprobs.tolist()
     fields["side_trajectories"] = tuple(
