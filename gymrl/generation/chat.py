@@ -1,7 +1,7 @@
 """Conversations to token ids and generations to messages, by the tokenizer's chat template.
 
-A message is a plain dictionary as chat templates take it: ``role``, ``content`` (text), and on an
-assistant's ``reasoning_content`` and ``tool_calls``
+A message is a plain dictionary as chat templates take it: ``role``, ``content`` (text, or parts
+``{"type": "text", "text"}`` and ``{"type": "image"}``), and on an assistant's ``reasoning_content`` and ``tool_calls``
 (``{"type": "function", "function": {"name", "arguments"}}``). Messages of a caller are never
 changed; what a template needs is made on copies.
 
@@ -89,6 +89,8 @@ class ChatFormat:
             self._backend.no_truncation()
             self._backend.no_padding()
         template = self._template_text()
+        self._takes_parts_only = False
+        self._takes_parts_only = self._refuses_text()
         self.template_has_tools = self._renders_tools()
         self.tool_parser: ToolParser = (
             self._guess_tool_parser(template) if tool_parser == "auto" else tool_parser
@@ -154,6 +156,8 @@ class ChatFormat:
         prepared = [_prepared(message) for message in messages]
         if not self.template_has_tools:
             prepared = _with_tools_as_text(prepared, tools)
+        if self._takes_parts_only:
+            prepared = _in_parts(prepared)
         try:
             text = self.tokenizer.apply_chat_template(
                 prepared,
@@ -250,12 +254,26 @@ class ChatFormat:
         tail: str = self.tokenizer.decode(list(prompt_ids[-8:]), skip_special_tokens=False)
         return tail.rstrip().endswith(THINK_OPEN)
 
+    def image_text(self) -> str | None:
+        """What the template writes for an image in a user's message; None: nothing."""
+        parts = [
+            {"type": "text", "text": _PROBE},
+            {"type": "image"},
+            {"type": "text", "text": _PROBE},
+        ]
+        rendered = self._probe([{"role": "user", "content": parts}])
+        if rendered is None or rendered.count(_PROBE) != 2:
+            return None
+        return rendered.split(_PROBE)[1] or None
+
     def _template_text(self) -> str:
         template = self.tokenizer.chat_template
         return template if isinstance(template, str) else json.dumps(template)
 
     def _probe(self, messages: list[Message], **variables: Any) -> str | None:
         """What the template makes of an artificial conversation; None when it refuses it."""
+        if self._takes_parts_only:
+            messages = _in_parts(messages)
         try:
             text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except Exception:  # noqa: BLE001 - a template may raise anything; refusing is an answer
@@ -267,6 +285,14 @@ class ChatFormat:
         tools = [{"type": "function", "function": function}]
         rendered = self._probe([{"role": "user", "content": "x"}], tools=tools)
         return rendered is not None and _PROBE in rendered
+
+    def _refuses_text(self) -> bool:
+        """Whether the template reads content in parts only."""
+        parts = [{"type": "text", "text": _PROBE}]
+        shown = [
+            self._probe([{"role": "user", "content": content}]) or "" for content in (_PROBE, parts)
+        ]
+        return _PROBE not in shown[0] and _PROBE in shown[1]
 
     def _guess_tool_parser(self, template: str) -> ToolParser:
         if CALL_OPEN in template or not self.template_has_tools:
@@ -303,14 +329,32 @@ def _has_reasoning(message: Message) -> bool:
 
 
 def _prepared(message: Message) -> Message:
-    """A copy as templates want it: text content, arguments as mappings."""
-    prepared = {**message, "content": message.get("content") or ""}
+    """A copy as templates want it: text or plain parts, arguments as mappings."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = [_plain_part(part) for part in content]
+    prepared = {**message, "content": content}
     calls = message.get("tool_calls")
     if calls:
         prepared["tool_calls"] = [_prepared_call(call) for call in calls]
     else:
         prepared.pop("tool_calls", None)
     return prepared
+
+
+def _plain_part(part: dict[str, Any]) -> dict[str, Any]:
+    """A part without what it shows, which is no business of a template."""
+    return {"type": "image"} if part["type"] == "image" else part
+
+
+def _in_parts(messages: list[Message]) -> list[Message]:
+    """The same messages for a template that reads nothing but parts."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message["content"], str)
+        else message
+        for message in messages
+    ]
 
 
 def _prepared_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -344,14 +388,14 @@ def _with_tools_as_text(messages: list[Message], tools: Sequence[dict[str, Any]]
     signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     instruction = TOOL_INSTRUCTION.format(tools=signatures)
     if written[0]["role"] == "system":
-        first = {**written[0], "content": f"{written[0]['content']}\n\n{instruction}"}
+        first = {**written[0], "content": _between("", written[0]["content"], f"\n\n{instruction}")}
         return [first, *written[1:]]
     return [{"role": "system", "content": instruction}, *written]
 
 
 def _as_text(message: Message) -> Message:
     if message["role"] == "tool":
-        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        content = _between("<tool_response>\n", message["content"], "\n</tool_response>")
         return {"role": "user", "content": content}
     calls = message.get("tool_calls")
     if not calls:
@@ -362,3 +406,10 @@ def _as_text(message: Message) -> Message:
     ]
     parts = [message["content"], *blocks] if message["content"] else blocks
     return {"role": message["role"], "content": "\n".join(parts)}
+
+
+def _between(before: str, content: Any, after: str) -> Any:
+    """Content, text or parts, between two texts."""
+    if isinstance(content, str):
+        return before + content + after
+    return [{"type": "text", "text": before}, *content, {"type": "text", "text": after}]

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.errors import GenerationRequestError
-from gymrl.generation.policy import Completion, Conversation, true_prefix
+from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
 from gymrl.generation.requests import (
     ChatMessage,
     ChatRequest,
     TokenizeRequest,
     check_text_format,
     check_tool_choice,
+    content_parts,
     content_text,
 )
 from gymrl.generation.responses_api import chat_tool
@@ -77,10 +78,8 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
             f"{where}.role={message.role!r}: known roles are {', '.join(_ROLES)}",
             param=f"{where}.role",
         )
-    made: dict[str, Any] = {
-        "role": role,
-        "content": content_text(message.content, f"{where}.content"),
-    }
+    read = content_text if role == "assistant" else content_parts
+    made: dict[str, Any] = {"role": role, "content": read(message.content, f"{where}.content")}
     if message.name:
         made["name"] = message.name
     if role == "tool":
@@ -183,9 +182,7 @@ def _choice(
         "function_call": None,
         "reasoning": parsed.reasoning,
         "reasoning_content": parsed.reasoning,
-        "prompt_token_ids": completion.prompt_ids,
-        "generation_token_ids": generated.token_ids,
-        "generation_log_probs": generated.logprobs,
+        **training_fields(completion),
     }
     if calls:
         message["tool_calls"] = calls

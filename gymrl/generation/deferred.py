@@ -15,11 +15,13 @@ import anyio
 
 from gymrl.concurrency import OwnedTasks
 from gymrl.errors import GenerationError, WeightUpdateError
+from gymrl.generation.images import ImageGenerator
 from gymrl.generation.weights import INITIAL_VERSION
 
 if TYPE_CHECKING:
     from gymrl.config import SamplingParams
     from gymrl.generation.base import Generated, TokenCallback
+    from gymrl.generation.images import PromptImages
     from gymrl.generation.weights import PauseMode, UpdatableGenerator, WeightSource
 
 logger = logging.getLogger(__name__)
@@ -119,6 +121,24 @@ class DeferredGenerator:
             NotReadyError: The model is still being loaded.
         """
         return await self._check().generate(prompt_ids, sampling, on_token=on_token)
+
+    async def generate_with_images(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages,
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """See :meth:`gymrl.generation.images.ImageGenerator.generate_with_images`.
+
+        Raises:
+            NotReadyError: The model is still being loaded.
+        """
+        generator = self._check()
+        if not isinstance(generator, ImageGenerator):
+            raise GenerationError(f"{type(generator).__name__} samples from tokens only")
+        return await generator.generate_with_images(prompt_ids, images, sampling, on_token=on_token)
 
     async def update_weights(
         self, source: WeightSource, version: str, *, pause: PauseMode = "keep"

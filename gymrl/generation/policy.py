@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from gymrl.config import MediaConfig
 from gymrl.errors import GenerationError, GenerationRequestError, PrefixError
 from gymrl.generation.base import (
     Generated,
@@ -22,10 +23,13 @@ from gymrl.generation.base import (
     TokenCallback,
     check_logprobs,
 )
+from gymrl.generation.image_inputs import ImageReader
+from gymrl.generation.images import ConversationImage, ImageGenerator
 from gymrl.generation.ledger import Answer, RolloutLedger
 from gymrl.generation.ledger_match import answer_keys, find_prefix
 from gymrl.generation.parsing import ParsedText
 from gymrl.generation.prefix import TruePrefix
+from gymrl.routed_experts import encode_routes
 from gymrl.telemetry import RateLimitedLog
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         may_call: Calls of those tools are read from the answer.
         prefixes: By place in `messages`: the tokens that an assistant message carries.
         template_kwargs: Further variables of the template.
+        images: What the parts ``{"type": "image"}`` of `messages` show, in order.
         ledger: Of the rollout that the call belongs to; what is sampled is recorded there.
         is_unmatched: See :class:`~gymrl.token_ledger.LedgerCall`.
     """
@@ -52,6 +57,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     may_call: bool = True
     prefixes: dict[int, TruePrefix] = {}
     template_kwargs: dict[str, Any] | None = None
+    images: tuple[ConversationImage, ...] = ()
     ledger: RolloutLedger | None = None
     is_unmatched: bool = False
 
@@ -90,6 +96,7 @@ class Policy:
         on_rewrite: When the template rewrites history: ``error``, or start a new ``segment``
             (prompt with the template's ids; the rollout then sees that the turn does not continue
             the one before).
+        images: Reads the images of requests; None: a request with images is refused.
     """
 
     def __init__(
@@ -100,7 +107,9 @@ class Policy:
         model_name: str = "policy",
         aliases: Sequence[str] = (),
         on_rewrite: Literal["error", "segment"] = "error",
+        images: ImageReader | None = None,
     ) -> None:
+        self.images = ImageReader(None, MediaConfig()) if images is None else images
         self.generator = generator
         self.chat = chat
         self.model_name = model_name
@@ -119,7 +128,10 @@ class Policy:
     ) -> list[int]:
         """The conversation's prompt ids, built on the most recent tokens it carries.
 
+        Every image has as many tokens there as it has for the model.
+
         Raises:
+            MediaError: The template does not show every image.
             PrefixError: The template rewrites history, and that is an error here.
             GenerationRequestError: The template refuses the conversation.
         """
@@ -132,9 +144,10 @@ class Policy:
         tools, kwargs = conversation.tools, conversation.template_kwargs
         if conversation.prefixes:
             place = max(conversation.prefixes)
+            prefix = conversation.prefixes[place]
             try:
-                return self.chat.continue_from(
-                    conversation.prefixes[place],
+                ids = self.chat.continue_from(
+                    prefix,
                     messages,
                     place,
                     tools,
@@ -145,12 +158,26 @@ class Policy:
                 if self._on_rewrite == "error":
                     raise
                 self._log.log("segment", logging.WARNING, "starting a new segment: %s", error)
-        return self.chat.render(
+            else:
+                num_kept = len(prefix.prompt_token_ids) + len(prefix.generation_token_ids)
+                return self._with_regions(ids, conversation, num_kept, place)
+        ids = self.chat.render(
             messages,
             tools,
             add_generation_prompt=add_generation_prompt,
             template_kwargs=kwargs,
         )
+        return self._with_regions(ids, conversation)
+
+    def _with_regions(
+        self, ids: list[int], conversation: Conversation, num_kept: int = 0, place: int = -1
+    ) -> list[int]:
+        """The images after message `place`, in place of what the template wrote for them."""
+        image_format = self.images.format
+        if image_format is None or not conversation.images:
+            return ids
+        new = [image for image in conversation.images if image.place > place]
+        return image_format.expanded(ids, new, num_kept)
 
     async def sample(
         self,
@@ -162,6 +189,7 @@ class Policy:
         """One sample.
 
         Raises:
+            MediaError: The prompt does not hold the images of the conversation.
             BadLogprobsError: A log-probability is missing or not a finite number.
             ServerClosingError: The generator closed; what was sampled is no sample of the policy.
             GenerationError: As :meth:`gymrl.generation.base.Generator.generate`.
@@ -190,7 +218,7 @@ class Policy:
         sampling: SamplingParams,
         on_token: TokenCallback | None,
     ) -> Completion:
-        generated = await self.generator.generate(prompt_ids, sampling, on_token=on_token)
+        generated = await self._generate(prompt_ids, conversation, sampling, on_token)
         if generated.finish_reason == "abort":
             raise ServerClosingError("the generator closed before the generation ended")
         check_logprobs(generated)
@@ -201,12 +229,41 @@ class Policy:
         )
         return Completion(prompt_ids=prompt_ids, generated=generated, parsed=parsed)
 
+    async def _generate(
+        self,
+        prompt_ids: list[int],
+        conversation: Conversation,
+        sampling: SamplingParams,
+        on_token: TokenCallback | None,
+    ) -> Generated:
+        image_format = self.images.format
+        if image_format is None or not conversation.images:
+            return await self.generator.generate(prompt_ids, sampling, on_token=on_token)
+        generator = self.generator
+        if not isinstance(generator, ImageGenerator):
+            raise GenerationError(f"{type(generator).__name__} samples from tokens only")
+        shown = image_format.located(prompt_ids, conversation.images)
+        return await generator.generate_with_images(prompt_ids, shown, sampling, on_token=on_token)
+
     def text(self, generated: Generated) -> str:
         """The generation's text, without the stop text that ended it and what came with it."""
         text = self.chat.decode(generated.token_ids)
         if isinstance(generated.stop_reason, str):
             return text.partition(generated.stop_reason)[0]
         return text
+
+
+def training_fields(completion: Completion) -> dict[str, Any]:
+    """What the last item or message of a call carries for training."""
+    generated = completion.generated
+    fields: dict[str, Any] = {
+        "prompt_token_ids": completion.prompt_ids,
+        "generation_token_ids": generated.token_ids,
+        "generation_log_probs": generated.logprobs,
+    }
+    if generated.routed_experts is not None:
+        fields["routed_experts"] = encode_routes(generated.routed_experts)
+    return fields
 
 
 def true_prefix(

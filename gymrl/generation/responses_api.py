@@ -1,7 +1,7 @@
 """``/v1/responses``: the Responses API, with the token fields that training needs.
 
 The last output item of a call carries ``prompt_token_ids``, ``generation_token_ids`` and
-``generation_log_probs``. Agents send items back as they came; the most recent one that carries
+``generation_log_probs``, and ``routed_experts`` where the generator returns them. Agents send items back as they came; the most recent one that carries
 tokens is where the next prompt continues from.
 """
 
@@ -12,12 +12,13 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import GenerationRequestError
-from gymrl.generation.policy import Completion, Conversation, true_prefix
+from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
 from gymrl.generation.requests import (
     InputItem,
     ResponsesRequest,
     check_text_format,
     check_tool_choice,
+    content_parts,
     content_text,
 )
 
@@ -98,7 +99,7 @@ class _MessageBuilder:
         elif kind == "function_call":
             self._take_call(item, where)
         elif kind == "function_call_output":
-            content = content_text(item.output, f"{where}.output")
+            content = content_parts(item.output, f"{where}.output")
             self.add({"role": "tool", "content": content, "tool_call_id": item.call_id})
         elif kind == "reasoning":
             self._take_reasoning(item, where)
@@ -126,10 +127,11 @@ class _MessageBuilder:
                 f"{where}.role={item.role!r}: known roles are {', '.join(_ROLES)}",
                 param=f"{where}.role",
             )
-        content = content_text(item.content, f"{where}.content")
         if role != "assistant":
-            self.add({"role": role, "content": content})
+            shown = content_parts(item.content, f"{where}.content")
+            self.add({"role": role, "content": shown})
             return
+        content = content_text(item.content, f"{where}.content")
         if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
             self.close()
         self._open_turn()["content"] = content
@@ -188,11 +190,7 @@ def response_of(
     output = _output_items(
         completion, status, keep_all_calls=request.parallel_tool_calls is not False
     )
-    output[-1] |= {
-        "prompt_token_ids": completion.prompt_ids,
-        "generation_token_ids": completion.generated.token_ids,
-        "generation_log_probs": completion.generated.logprobs,
-    }
+    output[-1] |= training_fields(completion)
     num_prompt, num_sampled = len(completion.prompt_ids), len(completion.generated.token_ids)
     return opened_response(request, model_name) | {
         "status": status,

@@ -28,6 +28,8 @@ from gymrl.errors import (
     ContextOverflowError,
     GenerationRequestError,
     GymrlError,
+    MediaError,
+    MediaFetchError,
     PrefixError,
     ServerStartError,
 )
@@ -149,6 +151,7 @@ class GenerationServer:
         responses_api.check_request(body)
         conversation = responses_api.conversation_of(body)
         sampling = body.sampling(body.max_output_tokens, "max_output_tokens")
+        conversation = await self._policy.images.read(conversation)
         conversation = self._ledgers.conversation(request, conversation)
         prompt_ids = await self._policy.prompt(conversation)
         if body.stream:
@@ -168,6 +171,7 @@ class GenerationServer:
             body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
         sampling = body.sampling(limit, "max_tokens")
+        conversation = await self._policy.images.read(conversation)
         conversation = self._ledgers.conversation(request, conversation)
         policy = self._policy
         prompt_ids = await policy.prompt(conversation)
@@ -209,8 +213,9 @@ class GenerationServer:
         if body.prompt is not None:
             token_ids = self._policy.chat.encode(body.prompt)
         else:
+            conversation = await self._policy.images.read(chat_api.conversation_of(body))
             token_ids = await self._policy.prompt(
-                self._ledgers.conversation(request, chat_api.conversation_of(body)),
+                self._ledgers.conversation(request, conversation),
                 add_generation_prompt=body.add_generation_prompt is not False,
             )
         tokenizer = self._policy.chat.tokenizer
@@ -277,11 +282,13 @@ class GenerationServer:
                 return _error(400, str(error), "invalid_request_error", "input", "prefix_rewritten")
             case UnknownModelError():
                 return _error(404, str(error), "invalid_request_error", "model", "model_not_found")
+            case MediaError():
+                return _error(400, str(error), "invalid_request_error", "input", "image_refused")
             case GenerationRequestError():
                 return _error(400, str(error), "invalid_request_error", error.param)
             case ConfigError():
                 return _error(400, str(error), "invalid_request_error", error.setting)
-            case ServerClosingError() | NotReadyError():
+            case ServerClosingError() | NotReadyError() | MediaFetchError():
                 return _error(503, str(error), type(error).__name__)
             case _:
                 logger.error("%s %s failed", request.method, request.path, exc_info=error)

@@ -15,6 +15,7 @@ from gymrl.config import GenerationConfig  # noqa: TC001 - actors read annotatio
 from gymrl.errors import GenerationError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.deferred import DeferredGenerator
+from gymrl.generation.image_inputs import load_image_reader
 from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.loading import load_generator
 from gymrl.generation.policy import Policy
@@ -57,6 +58,7 @@ class GenerationService(Actor):
             chat = await anyio.to_thread.run_sync(
                 ChatFormat.from_config, tokenizer, config, tuple(self._generator.end_ids)
             )
+            images = await anyio.to_thread.run_sync(load_image_reader, config, chat)
         except BaseException:
             await close_within(self._generator.close(), CLOSE_TIMEOUT_S, "the generator")
             raise
@@ -66,6 +68,7 @@ class GenerationService(Actor):
             model_name=config.served_model_name,
             aliases=(config.model,),
             on_rewrite=config.on_rewrite,
+            images=images,
         )
 
     async def start(self) -> GenerationEndpoint:

@@ -42,6 +42,7 @@ from gymrl.generation.weights import (
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig, SamplingParams
+    from gymrl.generation.images import PromptImages
     from gymrl.generation.vllm_engine import EnginePart, VllmEngine
 
 logger = logging.getLogger(__name__)
@@ -137,13 +138,37 @@ class VllmGenerator:
         Raises:
             GeneratorDiedError: The engine's process ended.
         """
+        return await self._call(prompt_ids, None, sampling, on_token)
+
+    async def generate_with_images(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages,
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """See :meth:`gymrl.generation.images.ImageGenerator.generate_with_images`.
+
+        Raises:
+            GeneratorDiedError: The engine's process ended.
+        """
+        return await self._call(prompt_ids, images, sampling, on_token)
+
+    async def _call(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages | None,
+        sampling: SamplingParams,
+        on_token: TokenCallback | None,
+    ) -> Generated:
         self._check_open()
         check_prompt(prompt_ids, self._vocab_size)
         budget = token_budget(len(prompt_ids), sampling, self._max_model_len)
         # A task of its own: vLLM aborts a cancelled request with an await, which the cancel scope
         # of our caller would interrupt.
         call = self._tasks.start(
-            self._sample(list(prompt_ids), sampling, budget, on_token), "generate"
+            self._sample(list(prompt_ids), images, sampling, budget, on_token), "generate"
         )
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -161,6 +186,7 @@ class VllmGenerator:
     async def _sample(
         self,
         prompt_ids: list[int],
+        images: PromptImages | None,
         sampling: SamplingParams,
         budget: int,
         on_token: TokenCallback | None,
@@ -174,6 +200,7 @@ class VllmGenerator:
             budget=budget,
             end_ids=self._end_ids,
             in_parts=on_token is not None,
+            images=images,
         )
         async with closing_stream(parts):
             async for last in parts:

@@ -18,6 +18,7 @@ import anyio.to_thread
 import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
+from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -34,12 +35,15 @@ from gymrl.errors import (
     GymrlError,
 )
 from gymrl.generation.base import WeightSpan
+from gymrl.generation.images import check_regions
+from gymrl.generation.processors import sees_images
 from gymrl.generation.vllm_process import children_follow, forked_engine
 from gymrl.generation.vllm_sampling import check_temperature, stop_token_ids
 from gymrl.generation.weights import INITIAL_VERSION
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig, SamplingParams
+    from gymrl.generation.images import PromptImages
 
 logger = logging.getLogger(__name__)
 
@@ -140,21 +144,27 @@ class VllmEngine:
         budget: int,
         end_ids: frozenset[int],
         in_parts: bool,
+        images: PromptImages | None = None,
     ) -> AsyncIterator[EnginePart]:
         """Ask the engine; cancelling the task that iterates aborts the request.
 
         Args:
-            prompt_ids: The prompt.
+            prompt_ids: The prompt, with the tokens of its images.
             sampling: Of this call.
             budget: Tokens it may sample.
             end_ids: Tokens that end a turn.
             in_parts: Yield tokens as they come; else once, when the call has ended.
+            images: That the prompt holds.
 
         Raises:
+            MediaError: The engine makes other tokens of the images than the prompt has.
             GenerationError: Of the fitting kind.
         """
         params = engine_sampling(sampling, budget=budget, end_ids=end_ids, in_parts=in_parts)
-        prompt = tokens_input(list(prompt_ids))
+        if images is None:
+            prompt = tokens_input(list(prompt_ids))
+        else:
+            prompt = await self._asked(self._with_images(list(prompt_ids), images))
         answers = self._open().generate(prompt, params, uuid.uuid4().hex)
         try:
             async with closing_stream(answers):
@@ -162,6 +172,20 @@ class VllmEngine:
                     yield _part(answer.outputs[0])
         except Exception as error:
             raise self._translated(error) from error
+
+    async def _with_images(self, prompt_ids: list[int], images: PromptImages) -> Any:
+        """The prompt as the engine takes it: its images processed, at the places it has for them."""
+        pixels = await anyio.to_thread.run_sync(images.opened)
+        shortened = TokensPrompt(
+            prompt_token_ids=images.shortened(prompt_ids),
+            multi_modal_data={"image": pixels},
+            multi_modal_uuids={"image": [image.digest for image in images.images]},
+        )
+        # Not through the cache that holds what the engine's process is believed to have: a call
+        # that is cancelled here would leave it believing in an image that was never sent.
+        (prompt,) = await self._open().renderer.render_cmpl_async([shortened], skip_mm_cache=True)
+        check_regions(prompt_ids, list(prompt["prompt_token_ids"]), images)
+        return prompt
 
     async def pause(self, mode: str) -> None:
         """Stop sampling and empty the caches; what is in flight fares as `mode` says."""
@@ -265,6 +289,10 @@ def engine_arguments(source: str, config: GenerationConfig, *, on_cpu: bool) -> 
         # Engines side by side must not sample the same continuations of a prompt without a seed.
         "seed": secrets.randbelow(1 << 31),
     }
+    if sees_images(source):
+        # No video is ever sent, and the engine sets memory aside for what may be.
+        limits = {"image": config.media.max_images_per_row, "video": 0}
+        arguments["limit_mm_per_prompt"] = limits
     if config.max_model_len is not None:
         arguments["max_model_len"] = config.max_model_len
     if options.kv_cache_bytes is not None or on_cpu:

@@ -102,7 +102,7 @@ def test_two_answers_in_a_row_are_two_messages():
         ({"role": "wizard", "content": "x"}, "input[0].role"),
         ({"type": "function_call", "arguments": "{}"}, "input[0].name"),
         (
-            {"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]},
+            {"role": "user", "content": [{"type": "input_file", "file_id": "x"}]},
             "input[0].content[0].type",
         ),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),

@@ -1,0 +1,145 @@
+"""The images of requests: fetched as far as is allowed, counted, and given their tokens.
+
+A request names images by URL. Reading them puts each one's digest in the place of its URL, so that a
+conversation is known again by what it shows, however it was sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import msgspec
+
+from gymrl.concurrency import gather_bounded
+from gymrl.errors import ConfigError, GenerationRequestError, MediaError, MediaFetchError
+from gymrl.generation.images import ConversationImage, ImageFormat
+from gymrl.media import EncodedImage, load_image
+
+if TYPE_CHECKING:
+    from gymrl.config import GenerationConfig, MediaConfig
+    from gymrl.generation.chat import ChatFormat
+    from gymrl.generation.policy import Conversation
+
+logger = logging.getLogger(__name__)
+
+MAX_LOADS = 8
+"""Images of one request that are fetched at a time."""
+
+
+class ImageReader:
+    """Reads the images of requests for one model.
+
+    Args:
+        format: How its prompts hold images; None: it reads none.
+        media: Where images may come from, and how large and how many they may be.
+        refusal: Why it reads none.
+    """
+
+    def __init__(
+        self,
+        format: ImageFormat | None,
+        media: MediaConfig,
+        refusal: str = "this server's model reads text only",
+    ) -> None:
+        self.format = format
+        self._media = media
+        self._refusal = refusal
+
+    async def read(self, conversation: Conversation) -> Conversation:
+        """The conversation with its images.
+
+        Raises:
+            GenerationRequestError: The model reads no images, there are too many, or one is
+                refused or broken; names its place.
+            MediaFetchError: A host can't be reached now.
+        """
+        found = [
+            (place, part)
+            for place, message in enumerate(conversation.messages)
+            if isinstance(message.get("content"), list)
+            for part in message["content"]
+            if part["type"] == "image"
+        ]
+        if not found:
+            return conversation
+        image_format = self._checked(len(found), found[0][1]["where"])
+
+        async def read_one(item: tuple[int, dict[str, Any]]) -> ConversationImage:
+            place, part = item
+            encoded, region = await self._read(image_format, part["source"], part["where"])
+            return ConversationImage(place, encoded, region)
+
+        images = await gather_bounded(read_one, found, MAX_LOADS)
+        digests = iter([image.encoded.digest for image in images])
+        messages = [_with_digests(message, digests) for message in conversation.messages]
+        return msgspec.structs.replace(conversation, messages=messages, images=tuple(images))
+
+    def _checked(self, num_images: int, where: str) -> ImageFormat:
+        if self.format is None:
+            raise GenerationRequestError(f"{where}: {self._refusal}", param=where)
+        limit = self._media.max_images_per_row
+        if num_images > limit:
+            raise GenerationRequestError(
+                f"{num_images} images in one request are more than "
+                f"media.max_images_per_row={limit}",
+                param=where,
+            )
+        return self.format
+
+    async def _read(
+        self, image_format: ImageFormat, source: str, where: str
+    ) -> tuple[EncodedImage, tuple[int, ...]]:
+        try:
+            encoded = await load_image(source, self._media)
+            region = image_format.known_region(encoded)
+            if region is None:
+                region = await anyio.to_thread.run_sync(image_format.region, encoded)
+        except MediaFetchError as error:
+            raise MediaFetchError(f"{where}: {error}", source=error.source) from error
+        except MediaError as error:
+            raise GenerationRequestError(f"{where}: {error}", param=where) from error
+        return encoded, region
+
+
+def _with_digests(message: dict[str, Any], digests: Any) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [
+        {"type": "image", "digest": next(digests)} if part["type"] == "image" else part
+        for part in content
+    ]
+    return {**message, "content": parts}
+
+
+def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> ImageReader:
+    """The reader of a server's model; blocks while the model's processor is loaded.
+
+    A model that sees, and whose processor can't be used here, is served for text: requests with
+    images are told why.
+    """
+    # transformers takes seconds to import, and a model of text needs no more than its tokenizer.
+    from gymrl.generation.processors import load_processor, sees_images  # noqa: PLC0415
+
+    if not sees_images(config.model):
+        return ImageReader(
+            None,
+            config.media,
+            f"model={config.model!r} reads text only; serve a vision-language model",
+        )
+    if config.backend != "vllm":
+        return ImageReader(
+            None,
+            config.media,
+            f"backend={config.backend!r} shows a model text only; serve {config.model!r} with "
+            "backend='vllm'",
+        )
+    try:
+        processor, image_token_id = load_processor(config.model)
+        image_format = ImageFormat(processor, chat, image_token_id)
+    except ConfigError as error:
+        logger.warning("requests with images will be refused: %s", error)
+        return ImageReader(None, config.media, str(error))
+    return ImageReader(image_format, config.media)
