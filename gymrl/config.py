@@ -356,6 +356,10 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         side_calls: Model calls that the main conversation does not continue, in a trajectory that
             comes from the ledger: ``drop`` counts them in the notes, ``keep`` makes side
             trajectories of them.
+        media: What images of prompts and tools may be. None: images are not read; agents and
+            models see them all the same, trajectories don't.
+        processor: Directory or hub id of the model's processor. It says how many tokens an image
+            is, and each row's tokens are checked against its images.
         require_routed_experts: A turn that came without the experts its tokens went through fails
             the row. Without it such turns are left to the trainer's own router.
         routed_experts_dtype: In which trajectories hold them; None keeps what came. See
@@ -388,6 +392,8 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
     token_source: Literal["messages", "ledger", "both"] = "messages"
     side_calls: Literal["drop", "keep"] = "drop"
+    media: MediaConfig | None = None
+    processor: str | None = None
     require_routed_experts: bool = False
     routed_experts_dtype: RoutesDtype | None = None
 
@@ -403,6 +409,18 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "on_broken_prefix",
             self.on_broken_prefix,
             "router replay needs every turn; use 'error', or leave require_routed_experts out",
+        )
+        require(
+            self.media is None or self.token_source != "ledger",
+            "media",
+            self.media,
+            "images are found in the agent's answer: set token_source to messages or both",
+        )
+        require(
+            self.processor is None or self.media is not None,
+            "processor",
+            self.processor,
+            "set media too: without it no image is read",
         )
         require(self.row_timeout_s > 0, "row_timeout_s", self.row_timeout_s, "must be positive")
         require(

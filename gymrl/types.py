@@ -35,7 +35,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         rollout_index: Place among the rows of the prompt, from 0.
         route: The instance that serves it: ``agent_ref.name``, else ``task_source``.
         rollout_id: Unique per attempt, ``[A-Za-z0-9][A-Za-z0-9._-]*``.
-        body: The JSON body of the ``/run`` call, encoded once on the driver.
+        body: The JSON body of the ``/run`` call, encoded once on the driver. Images in it stand as
+            references to `media`; :func:`gymrl.media.restore_images` puts them back.
+        media: Encoded images of the body, by SHA-256. Rows share the bytes.
     """
 
     index: int
@@ -44,6 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     route: str
     rollout_id: str
     body: bytes
+    media: dict[str, bytes] = {}
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,22 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     generation_text: str | None = None
     is_invalid_tool_call: bool = False
     has_malformed_thinking: bool = False
+
+
+class ImageRef(msgspec.Struct, frozen=True):
+    """An image that a model was shown; its bytes are in the trajectory's `media`.
+
+    Attributes:
+        digest: SHA-256 of the encoded bytes, hexadecimal.
+        media_type: ``image/png``, ...
+        width: In pixels, upright.
+        height: In pixels, upright.
+    """
+
+    digest: str
+    media_type: str
+    width: int
+    height: int
 
 
 class SideTrajectory(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,13 +200,18 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, tag="trajectory"):
         mask_sample: The environment asks to leave this sample out of the loss.
         placeholder: No token of it was sampled; it only keeps its place in the group.
         truncated_prefix: Later turns were left out because the prefix broke (opt-in).
-        result: The server's answer as JSON, token fields taken out, all else as it came.
+        result: The server's answer as JSON, token fields taken out, all else as it came; but where
+            images are read, they stand as references to `media`.
         notes: Counted incidents on the way (``scorer_error``, ``replaced_surrogates``, ...).
         side_trajectories: Calls beside the main conversation, where they are kept
             (``GymConfig.side_calls``).
         weight_versions: Which weights gave which sampled tokens; empty where nobody said.
         routed_experts: ``[T, L, K]``: the experts that each token went through, -1 where that is
             not known (:mod:`gymrl.routed_experts`); None where no call said.
+        images: For each turn the images that its prompt added, in order; empty where images are
+            not read (``GymConfig.media``).
+        media: Encoded images by SHA-256: those of `images`, and those that `result` refers to.
+            Trajectories of a group share the bytes.
     """
 
     agent: str
@@ -204,6 +228,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, tag="trajectory"):
     side_trajectories: tuple[SideTrajectory, ...] = ()
     weight_versions: tuple[WeightVersionSpan, ...] = ()
     routed_experts: RoutesArray | None = None
+    images: tuple[tuple[ImageRef, ...], ...] = ()
+    media: dict[str, bytes] = {}
 
     @property
     def num_tokens(self) -> int:

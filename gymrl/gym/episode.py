@@ -9,7 +9,7 @@ No text is ever encoded to tokens here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from gymrl.gym.schema import (
     Response,
     decode_answer,
     is_null,
+    is_turn,
     plain,
 )
 from gymrl.gym.splice import without_token_fields
@@ -48,6 +49,7 @@ from gymrl.types import Float32Array, Int32Array, Reward, Trajectory, Turn
 
 if TYPE_CHECKING:
     from gymrl.config import GymConfig
+    from gymrl.gym.images import ImageBins
     from gymrl.token_ledger import LedgerFrame
 
 DecodeFunction = Callable[[list[list[int]]], list[str]]
@@ -82,7 +84,7 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_episode(
+def read_episode(  # noqa: PLR0913 - all but the body are optional, and of this row alone
     body: bytes,
     *,
     agent: str,
@@ -90,6 +92,7 @@ def read_episode(
     options: EpisodeOptions | None = None,
     decode: DecodeFunction | None = None,
     ledger: LedgerFrame | None = None,
+    images: ImageBins | None = None,
 ) -> Trajectory:
     """Make the trajectory of one ``/run`` answer.
 
@@ -110,6 +113,8 @@ def read_episode(
             leaves them out.
         ledger: What the policy server says it served; None: no call reached it. Read when
             `options.token_source` asks for it.
+        images: Holds the request's images; afterwards its `turns` are those of the trajectory's
+            turns. None: images are not looked for.
 
     Raises:
         LedgerMismatchError: `options.token_source` is ``both``, and answer and ledger differ.
@@ -121,16 +126,24 @@ def read_episode(
         NoGenerationError: Nothing was sampled, and no token limit explains it.
         RoutedExpertsError: Routes are malformed or too few for the call's tokens; or a turn has
             none, and `options.require_routed_experts` is set.
+        MediaError: A part that says it is an image names none.
         RolloutDataFailure, RolloutInfraFailure: The environment itself reports a failure.
     """
     options = options or EpisodeOptions()
     try:
-        return _trajectory(decode_answer(body), agent, options, decode, ledger)
+        return _trajectory(decode_answer(body), agent, options, decode, _Beside(ledger, images))
     except RolloutFailure as failure:
         raise _located(failure, agent, row) from failure.__cause__
     except RecursionError as error:
         too_deep = GymSchemaError("a field of the answer nests too deeply to be read", path="$")
         raise _located(too_deep, agent, row) from error
+
+
+class _Beside(NamedTuple):
+    """What is known of an attempt beside its answer."""
+
+    ledger: LedgerFrame | None
+    images: ImageBins | None
 
 
 def _located(failure: RolloutFailure, agent: str, row: int | None) -> RolloutFailure:
@@ -145,7 +158,7 @@ def _trajectory(
     agent: str,
     options: EpisodeOptions,
     decode: DecodeFunction | None,
-    ledger: LedgerFrame | None,
+    beside: _Beside,
 ) -> Trajectory:
     answer = decoded.answer
     raise_reported_failure(answer)
@@ -156,7 +169,7 @@ def _trajectory(
         notes["scorer_error"] = 1
     response = answer.response
     incomplete = None if response is None else _incomplete_reason(response)
-    made = _tokens(response, incomplete, options, ledger)
+    made = _tokens(response, incomplete, options, beside)
     tokens, turns = made.token_ids, made.turns
     return Trajectory(
         agent=agent,
@@ -180,20 +193,20 @@ def _tokens(
     response: Response | None,
     incomplete: str | None,
     options: EpisodeOptions,
-    ledger: LedgerFrame | None,
+    beside: _Beside,
 ) -> EpisodeTokens:
     if options.token_source == "ledger":
-        told = read_ledger(ledger, options)
+        told = read_ledger(beside.ledger, options)
         if options.require_routed_experts:
             require_routes(told.missing_routes)
         return told if told.turns else _unanswered_in_ledger(told, incomplete)
     if response is None:
         raise GymSchemaError("response is missing or null", path="$.response")
-    reader = _TurnReader(options)
+    reader = _TurnReader(options, beside.images)
     reader.read(response.output or [])
     made = reader.made(incomplete)
     if options.token_source == "both":
-        made = confirmed(made, ledger, options)
+        made = confirmed(made, beside.ledger, options)
     if options.require_routed_experts:
         require_routes(made.missing_routes)
     return made
@@ -243,8 +256,9 @@ def _incomplete_reason(response: Response) -> str | None:
 class _TurnReader:
     """Walks the output items and collects turns."""
 
-    def __init__(self, options: EpisodeOptions) -> None:
+    def __init__(self, options: EpisodeOptions, images: ImageBins | None = None) -> None:
         self._options = options
+        self._images = images
         self._sequence = TokenSequence()
         self._logprobs: list[Float32Array] = []
         self._routes = TurnRoutes(options.routed_experts_dtype)
@@ -255,24 +269,26 @@ class _TurnReader:
 
     def read(self, items: list[OutputItem]) -> None:
         for item in items:
-            if is_null(item.generation_token_ids):
-                continue
-            if self._is_empty(item):
-                continue
-            if not self._add(item):
+            if not is_turn(item):
+                self._pass_over(item)
+            elif not self._add(item):
                 return
+            elif self._images is not None:
+                self._images.flush()
 
-    def _is_empty(self, item: OutputItem) -> bool:
-        text = bytes(item.generation_token_ids)
-        if not text.startswith(b"[") or text[1:-1].strip():
-            return False
-        self.empty_generations += 1
-        if self._unanswered_prompt is None and not is_null(item.prompt_token_ids):
-            try:
-                self._unanswered_prompt = parse_ids(bytes(item.prompt_token_ids))
-            except TokenListError as error:
-                raise self._schema_error("prompt_token_ids", error) from error
-        return True
+    def _pass_over(self, item: OutputItem) -> None:
+        """An item that is no turn: what the environment put in, or a call without an answer."""
+        if not is_null(item.generation_token_ids):
+            self.empty_generations += 1
+            if self._unanswered_prompt is None and not is_null(item.prompt_token_ids):
+                try:
+                    self._unanswered_prompt = parse_ids(bytes(item.prompt_token_ids))
+                except TokenListError as error:
+                    raise self._schema_error("prompt_token_ids", error) from error
+                if self._images is not None:
+                    self._images.mark_unanswered()
+        if self._images is not None:
+            self._images.add(item)
 
     def _add(self, item: OutputItem) -> bool:
         """Add a turn; false when the prefix broke and later turns are to be left out."""
@@ -346,6 +362,8 @@ class _TurnReader:
             raise _no_generation(None if prompt is None else len(prompt))
         if prompt is None or not known:
             prompt = np.array([PLACEHOLDER_TOKEN], dtype=np.int32)
+        if self._images is not None:
+            self._images.settle_placeholder(has_prompt=known)
         count = len(prompt)
         turn = Turn(start=0, generation_start=count, end=count)
         return prompt, np.zeros(count, dtype=np.float32), (turn,)

@@ -16,6 +16,7 @@ import msgspec
 from gymrl.concurrency import OwnedTasks
 from gymrl.gym.client import GymClient, failure_of
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions, read_episode
+from gymrl.media import restore_images
 from gymrl.telemetry import Timer
 from gymrl.types import Failure, RowResult, Trajectory
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from gymrl.gym.ledger import LedgerClient
     from gymrl.gym.registry import RouteTable
+    from gymrl.gym.row_images import ImageReader, RowImages
     from gymrl.token_ledger import LedgerFrame
     from gymrl.types import Row
 
@@ -48,9 +50,10 @@ class RowServer:
         max_connections: Rows under way at a time; 0: no limit. A row's deadline begins when its
             turn comes, not while it waits for it.
         ledgers: The policy's ledgers, where trajectories need them.
+        images: Reads the rows' images; None: they are left alone.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a worker that a row passes
         self,
         client: GymClient,
         table: RouteTable,
@@ -58,12 +61,14 @@ class RowServer:
         decode: DecodeFunction | None,
         max_connections: int = 0,
         ledgers: LedgerClient | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         self._client = client
         self._table = table
         self._options = options
         self._decode = decode
         self._ledgers = ledgers
+        self._images = images
         self._slots = anyio.CapacityLimiter(max_connections) if max_connections else None
         # Reading holds the interpreter most of the time: more threads would not read faster, they
         # would only take more turns from the event loop.
@@ -84,14 +89,15 @@ class RowServer:
         return RowResult(index=row.index, agent=agent, outcome=outcome)
 
     async def _outcome(self, row: Row, agent: str, timer: Timer) -> Trajectory:
-        frame: LedgerFrame | None = None
-        if self._ledgers is None:
-            body = await self._run(row, agent, timer)
-        else:
-            async with self._ledgers.rollout(row.rollout_id) as ledger:
-                body = await self._run(row, agent, timer)
-                with timer.span("take_ledger"):
-                    frame = await ledger.take()
+        images: RowImages | None = None
+        unread = len(row.media) if self._images is None else 0
+        if self._images is not None:
+            with timer.span("read_images"):
+                images = await self._images.open_row(row)
+            row = msgspec.structs.replace(row, body=images.body, media={})
+        elif row.media:
+            row = msgspec.structs.replace(row, body=restore_images(row.body, row.media), media={})
+        body, frame = await self._answer(row, agent, timer)
         read = partial(
             read_episode,
             body,
@@ -100,11 +106,26 @@ class RowServer:
             options=self._options,
             decode=self._decode,
             ledger=frame,
+            images=None if images is None else images.bins,
         )
         if len(body) <= INLINE_BYTES:
             with timer.span("postprocess_results"):
-                return read()
-        return await anyio.to_thread.run_sync(_timed(read, timer), limiter=self._readers)
+                trajectory = read()
+        else:
+            trajectory = await anyio.to_thread.run_sync(_timed(read, timer), limiter=self._readers)
+        if images is None:
+            return _noting_unread(trajectory, unread)
+        with timer.span("read_images"):
+            return await images.attach(trajectory, row.index)
+
+    async def _answer(self, row: Row, agent: str, timer: Timer) -> tuple[bytes, LedgerFrame | None]:
+        """The answer's body, and what the policy server says it served where that is asked for."""
+        if self._ledgers is None:
+            return await self._run(row, agent, timer), None
+        async with self._ledgers.rollout(row.rollout_id) as ledger:
+            body = await self._run(row, agent, timer)
+            with timer.span("take_ledger"):
+                return body, await ledger.take()
 
     async def _run(self, row: Row, agent: str, timer: Timer) -> bytes:
         url = self._table.run_url(row.route)
@@ -114,6 +135,14 @@ class RowServer:
         async with self._slots:
             timer.add("wait_for_connection", time.perf_counter() - waiting_since)
             return await self._client.run(url, row, agent)
+
+
+def _noting_unread(trajectory: Trajectory, unread: int) -> Trajectory:
+    """Say that the model was shown images that the trajectory does not have."""
+    if not unread:
+        return trajectory
+    notes = {**trajectory.notes, "images_not_read": unread}
+    return msgspec.structs.replace(trajectory, notes=notes)
 
 
 def _timed(read: partial[Trajectory], timer: Timer) -> partial[Trajectory]:

@@ -42,6 +42,7 @@ class OutputItem(msgspec.Struct):
     type: msgspec.Raw = ABSENT
     role: msgspec.Raw = ABSENT
     content: msgspec.Raw = ABSENT
+    output: msgspec.Raw = ABSENT
     summary: msgspec.Raw = ABSENT
     prompt_token_ids: msgspec.Raw = ABSENT
     generation_token_ids: msgspec.Raw = ABSENT
@@ -94,6 +95,17 @@ def is_null(raw: msgspec.Raw) -> bool:
     """Whether the field is absent or null."""
     view = memoryview(raw)
     return len(view) == 0 or view == NULL
+
+
+def is_turn(item: OutputItem) -> bool:
+    """Whether an item was sampled: its ``generation_token_ids`` are there and not an empty list.
+
+    A value of the wrong type counts, so that whoever reads the ids says what is wrong.
+    """
+    if is_null(item.generation_token_ids):
+        return False
+    text = bytes(item.generation_token_ids)
+    return not text.startswith(b"[") or bool(text[1:-1].strip())
 
 
 def plain(raw: msgspec.Raw) -> Any:

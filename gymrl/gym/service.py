@@ -23,8 +23,10 @@ from gymrl.gym.health import check_alive, wait_for_registry
 from gymrl.gym.ledger import open_ledgers
 from gymrl.gym.registry import RouteTable, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
+from gymrl.gym.row_images import ImageReader
 from gymrl.gym.servers import ServerSet
 from gymrl.gym.text import load_decoder
+from gymrl.media import MediaExchange
 from gymrl.types import Row, RowResult  # noqa: TC001 - actors read annotations at run time
 
 logger = logging.getLogger(__name__)
@@ -49,13 +51,17 @@ class GymService(Actor):
     """Rollouts through Gym agents. Calls may overlap; rows of all calls share the connections."""
 
     async def setup(self, config: GymConfig) -> None:
-        """Load the tokenizer, once, when text is asked for. Starts no server.
+        """Load the tokenizer, once, when text is asked for, and the processor, where it is named.
+
+        Starts no server.
 
         Raises:
-            ConfigError: The tokenizer cannot be loaded.
+            ConfigError: The tokenizer or the processor cannot be loaded.
+            UnsupportedOptionError: The processor can't be used for images.
         """
         self._config = config
         self._decode = await _decoder(config)
+        self._images = await _image_reader(config)
         self._pool: HttpPool | None = None
         self._servers: ServerSet | None = None
         self._table = RouteTable({})
@@ -95,6 +101,7 @@ class GymService(Actor):
             self._decode,
             self._config.max_connections,
             ledgers,
+            self._images,
         )
         return endpoint
 
@@ -117,7 +124,9 @@ class GymService(Actor):
         timings. Leaving early cancels the requests that are under way, and the servers see it.
 
         Args:
-            rows: All are in flight together, as far as ``max_connections`` allows.
+            rows: All are in flight together, as far as ``max_connections`` allows. Their images,
+                and those of the results, cross once for the rows of a task
+                (:class:`gymrl.media.MediaExchange`).
             timer_prefix: Put before the timings' names.
 
         Raises:
@@ -125,10 +134,11 @@ class GymService(Actor):
         """
         if self._rows is None:
             raise ServerError("this worker is not spun up: call spin_up first")
-        stream = stream_rows(self._rows, rows, timer_prefix)
+        exchange = MediaExchange(rows)
+        stream = stream_rows(self._rows, exchange.full_rows(rows), timer_prefix)
         try:
             async for result in stream:
-                yield result
+                yield exchange.thin_result(result)
         finally:
             await stream.aclose()
 
@@ -169,6 +179,18 @@ async def _decoder(config: GymConfig) -> DecodeFunction | None:
     if config.tokenizer is None or not config.decode_text:
         return None
     return await anyio.to_thread.run_sync(load_decoder, config.tokenizer)
+
+
+async def _image_reader(config: GymConfig) -> ImageReader | None:
+    if config.media is None:
+        return None
+    layout = None
+    if config.processor is not None:
+        # Loads transformers, which workers that read no images can do without.
+        from gymrl.media.processing import ImageProcessor  # noqa: PLC0415
+
+        layout = await anyio.to_thread.run_sync(ImageProcessor.load, config.processor)
+    return ImageReader(config.media, layout)
 
 
 def _allow_open_files() -> None:

@@ -9,7 +9,9 @@ from gymrl.media.images import (
     inspect_image,
     open_image,
 )
+from gymrl.media.lifting import ImageLifter, lift_images, restore_images
 from gymrl.media.loading import load_image
+from gymrl.media.sharing import MediaExchange, MediaPayload
 from gymrl.media.sources import (
     IMAGE_SOURCE_PREFIXES,
     decode_data_url,
@@ -21,11 +23,16 @@ from gymrl.media.sources import (
 __all__ = [
     "IMAGE_SOURCE_PREFIXES",
     "EncodedImage",
+    "ImageLifter",
+    "MediaExchange",
+    "MediaPayload",
     "decode_data_url",
     "inspect_image",
     "is_allowed_source",
+    "lift_images",
     "load_image",
     "looks_like_image_source",
     "open_image",
+    "restore_images",
     "to_data_url",
 ]

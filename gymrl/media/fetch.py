@@ -18,7 +18,7 @@ import anyio
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gymrl.errors import MediaFetchError
-from gymrl.media.sources import refused, shown, too_large
+from gymrl.media.sources import is_listed, refused, shown, too_large
 
 if TYPE_CHECKING:
     from gymrl.config import MediaConfig
@@ -93,20 +93,12 @@ def _check_target(target: str, url: str, config: MediaConfig) -> None:
         raise refused(url, f"{parts.scheme or 'no scheme'} is not in media.schemes{where}")
     if parts.username is not None or parts.password is not None:
         raise refused(url, f"a URL with a user name or password is not fetched{where}")
-    if not _is_listed(host, config.allowed_hosts):
+    if not is_listed(host, config.allowed_hosts):
         raise refused(url, f"{host!r} is not in media.allowed_hosts{where}")
     try:
         check_address(host, host, config)
     except _PrivateAddressError as error:
         raise refused(url, f"{error}{where}") from error
-
-
-def _is_listed(host: str, hosts: tuple[str, ...]) -> bool:
-    name = host.lower().rstrip(".")
-    return any(
-        name.endswith(entry[1:].lower()) if entry.startswith("*.") else name == entry.lower()
-        for entry in hosts
-    )
 
 
 async def _body(response: aiohttp.ClientResponse, url: str, config: MediaConfig) -> bytes:
@@ -179,7 +171,7 @@ def check_address(host: str, address: str, config: MediaConfig) -> None:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return
-    if _is_public(ip) or _is_listed(host, config.private_hosts):
+    if _is_public(ip) or is_listed(host, config.private_hosts):
         return
     raise _PrivateAddressError(
         f"{host!r} is at {address}, which is not public; list the host in media.private_hosts to "

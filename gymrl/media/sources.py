@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
+from typing import TYPE_CHECKING, TypeGuard
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from gymrl.errors import MediaError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gymrl.config import MediaConfig
 
 IMAGE_SOURCE_PREFIXES = ("data:image/", "http://", "https://", "file://")
@@ -19,7 +21,7 @@ SHOWN_CHARS = 60
 _LONGEST_PREFIX = max(len(prefix) for prefix in IMAGE_SOURCE_PREFIXES)
 
 
-def looks_like_image_source(text: object) -> bool:
+def looks_like_image_source(text: object) -> TypeGuard[str]:
     """Whether `text` could name an image: an image's data URL, or a URL without white space.
 
     A tool may answer with anything: JSON, a path, prose that begins with a URL. None of these
@@ -39,9 +41,33 @@ def scheme_of(source: str) -> str:
     return scheme.lower() if colon else ""
 
 
-def is_allowed_source(text: object, config: MediaConfig) -> bool:
-    """Whether `text` could name an image, and of a scheme that the configuration lets in."""
-    return looks_like_image_source(text) and scheme_of(str(text)) in config.schemes
+def is_allowed_source(text: object, config: MediaConfig) -> TypeGuard[str]:
+    """Whether `text` names an image that the configuration lets in, as far as that can be seen.
+
+    A data URL of an image, or a URL whose scheme, and host where it has one, are allowed.
+    """
+    if not looks_like_image_source(text):
+        return False
+    scheme = scheme_of(text)
+    if scheme not in config.schemes:
+        return False
+    return scheme not in ("http", "https") or is_listed(_host_of(text), config.allowed_hosts)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_listed(host: str, hosts: Sequence[str]) -> bool:
+    """Whether a host is one of those listed; ``*.example.com`` stands for every host below it."""
+    name = host.lower().rstrip(".")
+    return any(
+        name.endswith(entry[1:].lower()) if entry.startswith("*.") else name == entry.lower()
+        for entry in hosts
+    )
 
 
 def shown(source: str) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from gymrl.gym.shards import bucket_rows
+from gymrl.media import MediaExchange
 from gymrl.rollout.groups import name_rows
 from gymrl.rollout.timing import TIMER_PREFIX
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from gymrl.gym.shards import ShardSet
+    from gymrl.media import MediaPayload
     from gymrl.rollout.instance import Instance
     from gymrl.rollout.merge import StreamMerge
     from gymrl.types import Row, RowResult
@@ -42,6 +44,7 @@ class Dispatch:
         instance: It.
         rows: In the batch's order.
         is_test: These are suspects.
+        counted: Images that cross to the instance and back are counted in these.
 
     Attributes:
         waiting: The rows whose outcome has not come, by index.
@@ -49,8 +52,15 @@ class Dispatch:
     """
 
     def __init__(
-        self, label: str, instance: Instance, rows: Sequence[Row], *, is_test: bool = False
+        self,
+        label: str,
+        instance: Instance,
+        rows: Sequence[Row],
+        *,
+        is_test: bool = False,
+        counted: Sequence[MediaPayload] = (),
     ) -> None:
+        self._counted = counted
         self.label = label
         self.instance = instance
         self.waiting = {row.index: row for row in rows}
@@ -72,10 +82,12 @@ class Dispatch:
                 await anyio.sleep_until(begin)
                 await stack.enter_async_context(self.instance.company())
             rows = list(self.waiting.values())
-            stream = self.instance.stream("run_rollouts", rows, TIMER_PREFIX)
+            exchange = MediaExchange(rows, self._counted)
+            thin = exchange.thin_rows(rows)
+            stream = self.instance.stream("run_rollouts", thin, TIMER_PREFIX)
             try:
                 async for result in stream:
-                    yield result
+                    yield exchange.full_result(result)
             finally:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()
@@ -88,11 +100,17 @@ class Dispatcher:
         merge: Reads the instances' streams.
         shards: Who serves what.
         unit_size: Contiguous rows that must stay on one instance.
+        counted: Images that cross to instances and back are counted in these.
     """
 
     def __init__(
-        self, merge: StreamMerge[Dispatch, RowResult], shards: ShardSet[Instance], unit_size: int
+        self,
+        merge: StreamMerge[Dispatch, RowResult],
+        shards: ShardSet[Instance],
+        unit_size: int,
+        counted: Sequence[MediaPayload] = (),
     ) -> None:
+        self._counted = counted
         self._merge = merge
         self._shards = shards
         self._unit_size = unit_size
@@ -110,7 +128,7 @@ class Dispatcher:
         for bucket in bucket_rows(rows, self._shards, self._unit_size):
             for unit in self._units(bucket.rows):
                 self._home[unit] = (bucket.label, bucket.handle)
-            self._send(Dispatch(bucket.label, bucket.handle, bucket.rows))
+            self._send(self._dispatch(bucket.label, bucket.handle, bucket.rows))
 
     def again(self, row: Row, delay_s: float) -> None:
         """Give out one row that failed: where its unit is, or, alone, to another replica."""
@@ -118,7 +136,7 @@ class Dispatcher:
         if self._unit_size == 1:
             self._home[unit] = self._another(row, self._home[unit])
         label, instance = self._home[unit]
-        self._send(Dispatch(label, instance, [row]), delay_s)
+        self._send(self._dispatch(label, instance, [row]), delay_s)
 
     def ended(self, dispatch: Dispatch) -> None:
         """A dispatch's stream has ended."""
@@ -160,14 +178,20 @@ class Dispatcher:
             label, instance = self._home[unit]
             company.setdefault(label, (instance, []))[1].extend(members)
         for label, (instance, members) in company.items():
-            self._send(Dispatch(label, instance, members), delay_s)
+            self._send(self._dispatch(label, instance, members), delay_s)
         size = math.isqrt(len(suspects))
         for start in range(0, len(suspects), size or 1):
             self._test(dispatch, suspects[start : start + size], delay_s)
 
     def _test(self, dispatch: Dispatch, units: Sequence[Sequence[Row]], delay_s: float) -> None:
         rows = [row for unit in units for row in unit]
-        self._send(Dispatch(dispatch.label, dispatch.instance, rows, is_test=True), delay_s)
+        again = self._dispatch(dispatch.label, dispatch.instance, rows, is_test=True)
+        self._send(again, delay_s)
+
+    def _dispatch(
+        self, label: str, instance: Instance, rows: Sequence[Row], *, is_test: bool = False
+    ) -> Dispatch:
+        return Dispatch(label, instance, rows, is_test=is_test, counted=self._counted)
 
     def _send(self, dispatch: Dispatch, delay_s: float = 0.0) -> None:
         self._at.update(dict.fromkeys(dispatch.waiting, dispatch.label))

@@ -1,6 +1,8 @@
 """Dataset rows (dictionaries) to frozen rows: stamped, checked and encoded once, before any request.
 
-The caller's dictionaries are never changed. What is stamped on the copy that travels:
+Images are taken out of the bodies and held once for all rows that show them
+(:attr:`gymrl.types.Row.media`). The caller's dictionaries are never changed. What is stamped on the
+copy that travels:
 
 =============================================  ====================================================
 ``responses_create_params.temperature/top_p``  of the sampling profile
@@ -22,6 +24,7 @@ import msgspec
 
 from gymrl.errors import RowTypeError, RowValueError, UnsupportedOptionError
 from gymrl.gym.shards import row_route
+from gymrl.media import ImageLifter
 from gymrl.rollout.encode import encode_body
 from gymrl.types import Row
 
@@ -200,6 +203,7 @@ def prepare_rows(
     run = uuid.uuid4().hex[:12]
     prepared: list[Row] = []
     checked: set[int] = set()
+    lifter = ImageLifter()
     for index, row in enumerate(rows):
         _check_row(row, index)
         route = row_route(row, index)
@@ -225,6 +229,7 @@ def prepare_rows(
         # Repeats of a prompt are one dictionary: its depths are searched once.
         encoded = encode_body(body, index, checked=id(row) in checked)
         checked.add(id(row))
+        encoded, media = lifter.lift(encoded)
         prepared.append(
             Row(
                 index=index,
@@ -233,6 +238,7 @@ def prepare_rows(
                 route=route,
                 rollout_id=rollout_id,
                 body=encoded,
+                media=media,
             )
         )
     return prepared

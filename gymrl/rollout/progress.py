@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 from gymrl.errors import RolloutTimeout, RowRejected
+from gymrl.media import MediaPayload
 
 if TYPE_CHECKING:
     from gymrl.scoring import GroupStats
@@ -48,6 +49,7 @@ class Progress:
         tokens_generated: Sampled tokens of the rows done.
         failures: Failed rows by the error's class.
         stragglers: Rows that a deadline ended, by agent.
+        media: Images that crossed between driver and workers, with and without their repeats.
         timings: Of the stream, or of the last one that ran to its end, merged over instances.
     """
 
@@ -63,6 +65,7 @@ class Progress:
     failures: dict[str, int] = dataclasses.field(default_factory=dict)
     stragglers: dict[str, int] = dataclasses.field(default_factory=dict)
     timings: dict[str, float] = dataclasses.field(default_factory=dict)
+    media: MediaPayload = dataclasses.field(default_factory=MediaPayload)
 
     def add_failure(self, error: str, agent: str) -> None:
         """Count a row that failed for good.
@@ -82,7 +85,8 @@ class Progress:
         """The incidents as numbers for a tracker, dropped groups included.
 
         ``rollout_failures/<class>``, ``rollout_stragglers/<agent>``, ``rollout_redispatches``,
-        ``rollout_rejected_rows`` and ``rollout_dropped_groups``.
+        ``rollout_rejected_rows`` and ``rollout_dropped_groups``; and where there were images
+        ``media_payload/<count>`` (:class:`gymrl.media.MediaPayload`).
         """
         numbers = {f"rollout_failures/{name}": count for name, count in self.failures.items()}
         numbers |= {f"rollout_stragglers/{name}": n for name, n in self.stragglers.items()}
@@ -91,4 +95,5 @@ class Progress:
             "rollout_rejected_rows": self.rows_rejected,
             "rollout_dropped_groups": self.groups_dropped,
         }
-        return {name: float(number) for name, number in numbers.items()}
+        media = self.media.metrics() if self.media.images else {}
+        return {name: float(number) for name, number in numbers.items()} | media

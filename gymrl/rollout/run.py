@@ -96,7 +96,12 @@ class Batch:
             rows, sizes.group, allow_mixed_agents=sizes.returns_entire_batch
         )
         self._merge: StreamMerge[Dispatch, RowResult] = StreamMerge()
-        self._dispatcher = Dispatcher(self._merge, run.shards, sizes.routing_size)
+        self._dispatcher = Dispatcher(
+            self._merge,
+            run.shards,
+            sizes.routing_size,
+            [progress.media for progress in self._counted],
+        )
         self._attempts = Attempts(
             run.config.max_infra_attempts, run.config.max_data_attempts, run.config.retry_delay_s
         )
