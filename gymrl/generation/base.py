@@ -14,6 +14,7 @@ import msgspec
 
 from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams
 from gymrl.errors import BadLogprobsError, ContextOverflowError, GenerationRequestError
+from gymrl.types import RoutesArray
 
 __all__ = [
     "FinishReason",
@@ -56,6 +57,9 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
         stop_reason: The stop token or the stop text that ended it; None on an end-of-turn token.
         weight_versions: Spans that cover `token_ids` in order: more than one where the weights
             changed in the middle. Empty: the generator does not say.
+        routed_experts: ``[T, L, K]``: the experts that each token of prompt and sample went
+            through, -1 for the last one, which was not computed yet
+            (:mod:`gymrl.routed_experts`). None where the generator does not say.
     """
 
     token_ids: list[int]
@@ -63,6 +67,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     weight_versions: list[WeightSpan] = []
+    routed_experts: RoutesArray | None = None
 
 
 @runtime_checkable

@@ -22,9 +22,12 @@ from transformers import DynamicCache
 from gymrl.errors import BadLogprobsError
 from gymrl.generation.base import FinishReason, Generated, WeightSpan
 from gymrl.generation.sampling import choose, sampled_logprob
+from gymrl.routed_experts import padded_routes
 
 if TYPE_CHECKING:
     from gymrl.config import LogprobsMode, SamplingParams
+    from gymrl.generation.route_capture import RouteCapture
+    from gymrl.types import RoutesArray
 
 MAX_PREFILL_TOKENS = 4096
 """Padded prompt tokens that one forward pass may prefill; a single longer prompt goes alone."""
@@ -60,6 +63,7 @@ class Request:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self._versions: list[tuple[str, int]] = []
+        self._routes: list[RoutesArray] = []
         self._budget = budget
         self._end_ids = frozenset() if sampling.ignore_eos else end_ids
         self._detokenize = detokenize
@@ -77,6 +81,14 @@ class Request:
     def sampled_from(self, version: str) -> None:
         """Say which weights the next tokens come from."""
         self._versions.append((version, len(self.token_ids)))
+
+    def computed_with(self, routes: RoutesArray) -> None:
+        """Say which experts the next tokens of prompt and sample were computed with.
+
+        Args:
+            routes: ``[T, L, K]``.
+        """
+        self._routes.append(routes)
 
     def append(self, token_id: int, logprob: float) -> Generated | None:
         """Take one sampled token; the result when it was the last.
@@ -120,7 +132,14 @@ class Request:
             finish_reason=reason,
             stop_reason=stop_reason,
             weight_versions=self._spans(),
+            routed_experts=self._all_routes(),
         )
+
+    def _all_routes(self) -> RoutesArray | None:
+        if not self._routes:
+            return None
+        routes = np.concatenate(self._routes)
+        return padded_routes(routes, len(self.prompt_ids), len(self.token_ids))
 
     def _spans(self) -> list[WeightSpan]:
         starts = [*(start for _, start in self._versions), len(self.token_ids)]
@@ -138,10 +157,14 @@ class DecodeBatch:
         model: A transformers causal language model with a key-value cache.
         mode: Which log-probabilities requests get.
         version: Of the model's weights.
+        capture: Reads routes of the model; None: requests get none.
     """
 
-    def __init__(self, model: Any, mode: LogprobsMode, version: str) -> None:
+    def __init__(
+        self, model: Any, mode: LogprobsMode, version: str, capture: RouteCapture | None = None
+    ) -> None:
         self.version = version
+        self._capture = capture
         self._model = model
         self._mode: LogprobsMode = mode
         self._device: torch.device = model.device
@@ -164,10 +187,14 @@ class DecodeBatch:
             request.sampled_from(self.version)
         prompts = list(dict.fromkeys(request.prompt_ids for request in joining))
         for chunk in _prefill_chunks(prompts):
-            cache, logits = self._prefill(chunk)
+            cache, logits, routes = self._prefill(chunk)
             place = {prompt: row for row, prompt in enumerate(chunk)}
             requests = [request for request in joining if request.prompt_ids in place]
             rows = [place[request.prompt_ids] for request in requests]
+            if routes is not None:
+                for request, row in zip(requests, rows, strict=True):
+                    # A copy: the padded rows of the whole chunk would stay in memory with it.
+                    request.computed_with(routes[row, -len(request.prompt_ids) :].copy())
             if rows != list(range(len(chunk))):
                 index = torch.tensor(rows, device=self._device)
                 logits = logits[index]
@@ -188,7 +215,8 @@ class DecodeBatch:
         # The newest token is not in the cache: it is what the next step begins with.
         seen = {key: (*r.prompt_ids, *r.token_ids[:-1]) for key, r in requests.items()}
         for chunk in _prefill_chunks(list(dict.fromkeys(seen.values()))):
-            cache, _ = self._prefill(chunk)
+            # What was sampled was sampled with the routes of before; these are not kept.
+            cache, _, _ = self._prefill(chunk)
             place = {sequence: row for row, sequence in enumerate(chunk)}
             keys = [key for key, sequence in seen.items() if sequence in place]
             index = torch.tensor([place[seen[key]] for key in keys], device=self._device)
@@ -201,20 +229,31 @@ class DecodeBatch:
     def step(self) -> None:
         """Sample one token for every running request; the finished ones leave."""
         width = max(self._lengths) + 1
-        outputs = self._model(
+        outputs, routes = self._forward(
             input_ids=torch.tensor(
                 [[request.token_ids[-1]] for request in self.requests], device=self._device
             ),
             attention_mask=self._mask([length + 1 for length in self._lengths], width),
             position_ids=torch.tensor([[length] for length in self._lengths], device=self._device),
             past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
         )
+        if routes is not None:
+            for request, row in zip(self.requests, routes, strict=True):
+                request.computed_with(row)
         self._lengths = [length + 1 for length in self._lengths]
         self._keep(self._take_tokens(self.requests, outputs.logits[:, -1]))
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, torch.Tensor]:
+    def _forward(self, **inputs: Any) -> tuple[Any, RoutesArray | None]:
+        """The model's outputs, and ``[B, T, L, K]`` where routes are captured."""
+        if self._capture is None:
+            return self._model(**inputs, use_cache=True, logits_to_keep=1), None
+        with self._capture.forward() as found:
+            outputs = self._model(**inputs, use_cache=True, logits_to_keep=1)
+        return outputs, self._capture.routes(found, len(inputs["input_ids"]))
+
+    def _prefill(
+        self, prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[Any, torch.Tensor, RoutesArray | None]:
         lengths = [len(prompt) for prompt in prompts]
         width = max(lengths)
         mask = self._mask(lengths, width)
@@ -222,15 +261,13 @@ class DecodeBatch:
             [(0,) * (width - len(prompt)) + prompt for prompt in prompts], device=self._device
         )
         cache: Any = DynamicCache()
-        outputs = self._model(
+        outputs, routes = self._forward(
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=(mask.cumsum(-1) - 1).clamp_(min=0),
             past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
         )
-        return cache, outputs.logits[:, -1]
+        return cache, outputs.logits[:, -1], routes
 
     def _mask(self, lengths: Sequence[int], width: int) -> torch.Tensor:
         columns = torch.arange(width, device=self._device).unsqueeze(0)

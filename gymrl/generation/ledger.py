@@ -24,8 +24,15 @@ import numpy as np
 
 from gymrl.errors import GymrlError
 from gymrl.generation.prefix import TruePrefix
-from gymrl.token_ledger import VERSION, LedgerCall, LedgerFrame, joined_ids, joined_logprobs
-from gymrl.types import Float32Array, Int32Array
+from gymrl.token_ledger import (
+    VERSION,
+    LedgerCall,
+    LedgerFrame,
+    joined_ids,
+    joined_logprobs,
+    joined_routes,
+)
+from gymrl.types import Float32Array, Int32Array, RoutesArray
 
 if TYPE_CHECKING:
     from gymrl.generation.base import Generated
@@ -71,6 +78,7 @@ class _Stored(msgspec.Struct, frozen=True):
     call: LedgerCall
     new_ids: Int32Array
     logprobs: Float32Array
+    routes: RoutesArray | None = None
 
     @property
     def length(self) -> int:
@@ -79,6 +87,8 @@ class _Stored(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         arrays = self.new_ids.nbytes + self.logprobs.nbytes
+        if self.routes is not None:
+            arrays += self.routes.nbytes
         return CALL_BYTES + arrays + 4 * len(self.call.content)
 
 
@@ -128,6 +138,10 @@ class RolloutLedger:
         answer = answer or Answer()
         sequence = np.array([*prompt_ids, *generated.token_ids], dtype=np.int32)
         parent, common = self._walk(sequence)
+        routes = generated.routed_experts
+        if routes is not None:
+            # One row before the new ids: of the last id that another call sampled.
+            routes = routes[max(common - 1, 0) : len(sequence)].copy()
         call = LedgerCall(
             number=number,
             parent=parent,
@@ -139,9 +153,10 @@ class RolloutLedger:
             weight_versions=tuple((v.version, v.start, v.end) for v in generated.weight_versions),
             is_unmatched=answer.is_unmatched,
             content=answer.content,
+            num_route_rows=0 if routes is None else len(routes),
         )
         logprobs = np.array(generated.logprobs, dtype=np.float32)
-        stored = _Stored(call, sequence[common:].copy(), logprobs)
+        stored = _Stored(call, sequence[common:].copy(), logprobs, routes)
         place = len(self._calls)
         self._calls.append(stored)
         if common < len(sequence):
@@ -201,6 +216,7 @@ class RolloutLedger:
 
     def frame(self, server_id: str) -> LedgerFrame:
         """Everything, as it travels."""
+        routes = [stored.routes for stored in self._calls if stored.routes is not None]
         return LedgerFrame(
             version=VERSION,
             rollout_id=self.rollout_id,
@@ -209,6 +225,9 @@ class RolloutLedger:
             calls=tuple(stored.call for stored in self._calls),
             ids=joined_ids([stored.new_ids for stored in self._calls]),
             logprobs=joined_logprobs([stored.logprobs for stored in self._calls]),
+            routes=joined_routes(routes),
+            routes_dtype=routes[0].dtype.name if routes else "",
+            routes_shape=routes[0].shape[1:] if routes else (0, 0),
         )
 
 

@@ -25,6 +25,7 @@ from gymrl.errors import ConfigError, GenerationError, WeightUpdateError
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
 from gymrl.generation.decoding import DecodeBatch, Detokenize, Request, settle
 from gymrl.generation.models import resolve_model
+from gymrl.generation.route_capture import RouteCapture
 from gymrl.generation.weight_exchange import Tensors, WeightUpdate, copy_weights, read_weights
 from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_pause
 
@@ -47,10 +48,11 @@ class TransformersGenerator:
         logprobs_mode: See :class:`~gymrl.config.GenerationConfig`.
         detokenize: Ids to text with special tokens kept; needed for stop texts only.
         num_threads: Torch's intra-op threads; None is torch's default.
+        return_routed_experts: Return the experts that each token went through.
 
     Raises:
-        ConfigError: The model keeps a state other than a key-value cache, or its context is
-            shorter than `max_model_len`.
+        ConfigError: The model keeps a state other than a key-value cache, its context is shorter
+            than `max_model_len`, or it has no experts though routes are asked for.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only settings of one object
@@ -63,6 +65,7 @@ class TransformersGenerator:
         logprobs_mode: LogprobsMode = "processed",
         detokenize: Detokenize | None = None,
         num_threads: int | None = None,
+        return_routed_experts: bool = False,
     ) -> None:
         _require_key_value_cache(model)
         self.model = model
@@ -72,7 +75,8 @@ class TransformersGenerator:
         self._end_ids = frozenset(model_end_ids(model) if end_ids is None else end_ids)
         self._detokenize = detokenize
         self._num_threads = num_threads
-        self._batch = DecodeBatch(model, logprobs_mode, INITIAL_VERSION)
+        self._capture = RouteCapture(model) if return_routed_experts else None
+        self._batch = DecodeBatch(model, logprobs_mode, INITIAL_VERSION, self._capture)
         self._waiting: deque[Request] = deque()
         self._updates: deque[WeightUpdate] = deque()
         self._joining: list[Request] = []
@@ -106,6 +110,7 @@ class TransformersGenerator:
             logprobs_mode=config.logprobs_mode,
             detokenize=tokenizer.decode,
             num_threads=config.num_threads,
+            return_routed_experts=config.return_routed_experts,
         )
         return generator, tokenizer
 
@@ -202,6 +207,8 @@ class TransformersGenerator:
             self._wake.notify()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join)
+        if self._capture is not None:
+            self._capture.close()
 
     def _run(self) -> None:
         if self._num_threads is not None:

@@ -143,6 +143,29 @@ class RouteSequence:
         return routes
 
 
+def padded_routes(routes: RoutesArray, num_prompt: int, num_sampled: int) -> RoutesArray:
+    """Routes of a call with a row for its last token, which no forward pass has seen.
+
+    Args:
+        routes: ``[T - 1, L, K]`` as engines give them, or more rows.
+        num_prompt: Tokens of the call's prompt.
+        num_sampled: Tokens that it sampled.
+
+    Returns:
+        ``[T, L, K]`` for the T tokens of the call, the last row `MISSING` where it was not there.
+
+    Raises:
+        RouteCountError: Rows are missing beside the last.
+    """
+    num_tokens = num_prompt + num_sampled
+    if len(routes) >= num_tokens:
+        return routes[:num_tokens]
+    if len(routes) < num_tokens - 1 or not num_sampled:
+        raise RouteCountError(len(routes), num_prompt, num_sampled)
+    padding = missing_routes(1, routes.shape[1], routes.shape[2], routes.dtype.name)
+    return np.concatenate([routes, padding])
+
+
 def unknown_routes(routes: RoutesArray, spans: Sequence[tuple[int, int]]) -> int:
     """How many tokens that a loss may depend on have no route.
 

@@ -6,6 +6,8 @@ token is far from flat: a wrong log-probability shows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,8 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gymrl.generation.transformers import without_progress_bars
+
+Architecture = Literal["llama", "qwen3", "qwen3_moe", "mixtral"]
 
 CHATML_TEMPLATE = """\
 {%- if tools %}
@@ -80,10 +84,21 @@ def build_tiny_tokenizer(template: str = CHATML_TEMPLATE) -> Any:
     return fast
 
 
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ARCHITECTURES: dict[Architecture, Callable[..., Any]] = {
+    "llama": transformers.LlamaConfig,
+    "qwen3": transformers.Qwen3Config,
+    "qwen3_moe": partial(transformers.Qwen3MoeConfig, num_experts=8, **_EXPERTS),
+    "mixtral": partial(
+        transformers.MixtralConfig, num_local_experts=8, num_experts_per_tok=2, sliding_window=None
+    ),
+}
+
+
 def build_tiny_model(
     directory: str | Path,
     *,
-    architecture: Literal["llama", "qwen3"] = "llama",
+    architecture: Architecture = "llama",
     seed: int = 0,
     max_model_len: int = 2048,
     template: str = CHATML_TEMPLATE,
@@ -92,7 +107,8 @@ def build_tiny_model(
 
     Args:
         directory: Made if missing.
-        architecture: Both have grouped-query attention; Qwen3 normalises queries and keys.
+        architecture: All have grouped-query attention; Qwen3 normalises queries and keys.
+            ``qwen3_moe`` and ``mixtral`` are mixtures of eight experts, two of them a token.
         seed: Of the weights; torch's global generator is left as it was.
         max_model_len: Context in tokens.
         template: The chat template.
@@ -117,10 +133,7 @@ def build_tiny_model(
         "pad_token_id": tokenizer.pad_token_id,
         "initializer_range": 0.2,
     }
-    if architecture == "llama":
-        config: Any = transformers.LlamaConfig(**shape)
-    else:
-        config = transformers.Qwen3Config(**shape)
+    config = _ARCHITECTURES[architecture](**shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
