@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from gymrl.errors import ConfigError
+from gymrl.gym.materialized import is_materialized, taskset_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,13 +137,19 @@ def row_task_id(row: Mapping[str, Any]) -> str | None:
     return None if value is None else str(value)
 
 
-def is_materialized(row: Mapping[str, Any]) -> bool:
-    """Whether a row is ``{task_id: {taskset, task_id}, task_input: ...}`` instead of flat."""
-    return "task_input" in row or isinstance(row.get("task_id"), dict)
+def materialized(row: Mapping[str, Any], taskset: str) -> dict[str, Any]:
+    """A flat row, which has an id, as the materialized task of a set."""
+    return {
+        "task_id": {"taskset": taskset, "task_id": row_task_id(row)},
+        "task_input": task_input(row),
+    }
 
 
 def task_input(row: Mapping[str, Any]) -> dict[str, Any]:
     """What of a row is the task: all but where it goes and how often."""
+    if is_materialized(row):
+        given: dict[str, Any] = row["task_input"]
+        return given
     return {
         name: value
         for name, value in row.items()
@@ -276,6 +283,9 @@ class PlannedBenchmark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         planned = decoded(text, cls, "the planned benchmark")
         digests = planned.task_digests()
+        for index, row in enumerate(planned.rows):
+            if is_materialized(row):
+                taskset_of(row, index)
         found = [(str(row_task_id(row)), task_digest(row)) for row in planned.rows]
         differing = {name for name, digest in found if digests.get(name) != digest}
         differing |= digests.keys() - {name for name, _ in found}

@@ -17,16 +17,19 @@ from gymrl.benchmark.plan import (
     PlanGym,
     PlannedBenchmark,
     build_plan,
+    materialized,
     row_task_id,
 )
 from gymrl.benchmark.prepare import run_in_gym, run_prepare_script
 from gymrl.benchmark.real import real_instances
 from gymrl.benchmark.roots import find_benchmark, gym_version, search_roots
-from gymrl.benchmark.settings import checked_overrides, load_config
+from gymrl.benchmark.settings import checked_overrides, load_config, value_of
 from gymrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from omegaconf import DictConfig
 
     from gymrl.benchmark.installed_gym import InstalledGym
     from gymrl.benchmark.roots import SearchRoot
@@ -90,11 +93,18 @@ def plan_benchmark(
         )
         planned = {task.task_id.task_id for task in plan.tasks}
         chosen = [row for row in rows if row_task_id(row) in planned]
+        if dataset.taskset is not None and dataset.taskset in _taskset_routes(config):
+            chosen = [materialized(row, dataset.taskset) for row in chosen]
         collated = repeated(chosen, dataset.num_repeats)
         if work_dir is not None:
             lines = [msgspec.json.encode(row) for row in collated]
             (folder / COLLATED_FILE).write_bytes(b"".join(line + b"\n" for line in lines))
     return PlannedBenchmark(plan, collated)
+
+
+def _taskset_routes(config: DictConfig) -> dict[str, Any]:
+    routes = value_of(config, "environment_server_routes")
+    return routes if isinstance(routes, dict) else {}
 
 
 def _prepare(

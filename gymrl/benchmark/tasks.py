@@ -5,14 +5,30 @@ from __future__ import annotations
 import functools
 import re
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import anyio
 import msgspec
 
-from gymrl.benchmark.plan import is_materialized, require_task_ids, task_input
-from gymrl.concurrency import gather_bounded
-from gymrl.errors import ConfigError, GymSchemaError, GymTransportError, RolloutFailure
+from gymrl.benchmark.plan import require_task_ids, task_input
+from gymrl.concurrency import OwnedTasks, gather_bounded
+from gymrl.errors import (
+    ConfigError,
+    GymRequestError,
+    GymSchemaError,
+    GymTransportError,
+    RolloutFailure,
+    ServerError,
+)
 from gymrl.gym.client import GymClient, HttpPool
+from gymrl.gym.deaths import DeathWatch, failure_of_death
+from gymrl.gym.health import reported_death
+from gymrl.gym.materialized import (
+    agents_answer,
+    episode_request,
+    is_materialized,
+    taskset_of,
+)
 from gymrl.gym.registry import read_registry
 from gymrl.gym.rewards import raise_reported_failure, read_reward
 from gymrl.gym.schema import decode_answer, decode_mending
@@ -20,14 +36,18 @@ from gymrl.gym.shards import row_route
 from gymrl.types import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from gymrl.errors import ServerDiedError
     from gymrl.gym.registry import RouteTable
 
 ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHOWN_IDS = 10
+_DEATHS_EVERY_S = 2.0
 
 _results = msgspec.json.Decoder(dict[str, Any])
+
+Outcome: TypeAlias = tuple[float, dict[str, Any]]
 
 
 class BaseServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,14 +88,19 @@ class TaskRunner:
 
     Concurrent calls in one event loop are supported. Nothing stays open between calls.
 
+    A server of the benchmark that dies ends the calls under way with its name, where the registry is
+    gymrl's, which knows.
+
     Args:
-        rows: Collated rows; a task's repeats may be among them.
+        rows: Collated rows; a task's repeats may be among them. Materialized ones
+            (``task_id: {taskset, task_id}, task_input``) go to the environment server of their
+            taskset.
         registry_server: Tells where the servers are.
         row_timeout_s: Deadline of one rollout.
 
     Raises:
         ConfigError: A row without a task id, or different rows that share one.
-        RowTypeError, RowValueError: A row does not say where it goes.
+        RowTypeError, RowValueError: A flat row does not say where it goes.
     """
 
     def __init__(
@@ -140,7 +165,7 @@ class TaskRunner:
                     for index in range(num_repeats)
                 ]
                 run = functools.partial(self._run, pool, table, task_id)
-                outcomes = await gather_bounded(run, attempts)
+                outcomes = await self._run_all(pool, run, attempts)
         finally:
             self._active.discard(chosen)
         rewards, results = zip(*outcomes, strict=True)
@@ -167,34 +192,89 @@ class TaskRunner:
             self._table = await read_registry(pool, self._registry_server.url)
         return self._table
 
+    async def health_check(self) -> None:
+        """Ask the registry how its servers fare.
+
+        Raises:
+            ServerDiedError: One is gone; names it, with what it wrote last.
+            ServerError: The registry itself does not answer.
+        """
+        url = self._registry_server.url
+        async with HttpPool() as pool:
+            try:
+                death = await reported_death(pool, url)
+            except (GymTransportError, GymRequestError) as error:
+                raise ServerError(f"the registry is gone: {error.message}", url=url) from error
+        if death is not None:
+            raise death
+
+    async def _run_all(
+        self, pool: HttpPool, run: Callable[[Row], Awaitable[Outcome]], attempts: list[Row]
+    ) -> list[Outcome]:
+        """All attempts; a server's death ends them, since its agent would wait for it for ever."""
+        watch = DeathWatch()
+        watching = OwnedTasks("benchmark deaths")
+        try:
+            _ = watching.start(self._report_deaths(pool, watch), "watch")
+            with watch.watching():
+                return await gather_bounded(run, attempts)
+        except GymTransportError as error:
+            death = await self._death(pool)
+            if death is None:
+                raise
+            raise failure_of_death(death) from error
+        finally:
+            await watching.close()
+
+    async def _report_deaths(self, pool: HttpPool, watch: DeathWatch) -> None:
+        while True:
+            await anyio.sleep(_DEATHS_EVERY_S)
+            death = await self._death(pool)
+            if death is not None:
+                watch.report(death)
+                return
+
+    async def _death(self, pool: HttpPool) -> ServerDiedError | None:
+        try:
+            return await reported_death(pool, self._registry_server.url)
+        except (GymTransportError, GymRequestError):
+            return None  # a registry may leave while its servers go on
+
     def _attempt(
         self, task_id: str, row: Mapping[str, Any], index: int, rollout_id: str, num_repeats: int
     ) -> Row:
         own_id = rollout_id if num_repeats == 1 else f"{rollout_id}-r{index}"
         number = self._numbers[task_id]
-        body = {
-            **row,
-            "_ng_task_index": number,
-            "_ng_rollout_index": index,
-            "_ng_rollout_id": own_id,
-        }
+        if is_materialized(row):
+            body, route = episode_request(row, own_id), taskset_of(row, index)
+        else:
+            body = {
+                **row,
+                "_ng_task_index": number,
+                "_ng_rollout_index": index,
+                "_ng_rollout_id": own_id,
+            }
+            route = row_route(body, index)
         return Row(
             index=index,
             task_index=number,
             rollout_index=index,
-            route=row_route(body, index),
+            route=route,
             rollout_id=own_id,
             body=msgspec.json.encode(body),
         )
 
-    async def _run(
-        self, pool: HttpPool, table: RouteTable, task_id: str, attempt: Row
-    ) -> tuple[float, dict[str, Any]]:
-        agent = table.agent_of(attempt.route)
+    async def _run(self, pool: HttpPool, table: RouteTable, task_id: str, attempt: Row) -> Outcome:
+        is_episode = is_materialized(self._rows[task_id])
+        if is_episode:
+            agent = table.taskset_server(attempt.route)
+            url = f"{table.url_of(agent)}/run"
+        else:
+            agent, url = table.agent_of(attempt.route), table.run_url(attempt.route)
         client = GymClient(pool, self._row_timeout_s, setting="row_timeout_s")
         try:
-            body = await client.run(table.run_url(attempt.route), attempt, agent)
-            return _verdict(body)
+            body = await client.run(url, attempt, agent)
+            return _verdict(agents_answer(body) if is_episode else body)
         except RolloutFailure as error:
             if isinstance(error, GymTransportError) and error.was_sent is False:
                 self._table = None  # the servers may have moved: ask the registry again next time
@@ -204,7 +284,7 @@ class TaskRunner:
             ) from error
 
 
-def _verdict(body: bytes) -> tuple[float, dict[str, Any]]:
+def _verdict(body: bytes) -> Outcome:
     answer = decode_answer(body).answer
     raise_reported_failure(answer)
     reward = read_reward(answer).total
@@ -220,11 +300,9 @@ def _first_row_of_each_task(
     first: dict[str, Mapping[str, Any]] = {}
     for index, (task_id, row) in enumerate(zip(require_task_ids(rows, "rows"), rows, strict=True)):
         if is_materialized(row):
-            raise ConfigError(
-                f"row {index} is a materialized task; give the flat rows of the benchmark",
-                setting="rows",
-            )
-        row_route(dict(row), index)
+            taskset_of(row, index)
+        else:
+            row_route(dict(row), index)
         known = first.setdefault(task_id, row)
         if known is not row and task_input(known) != task_input(row):
             raise ConfigError(

@@ -41,7 +41,7 @@ class DeathWatch:
             RolloutInfraFailure: A server died, before or meanwhile; names it, with its last lines.
         """
         if self._death is not None:
-            raise _failure(self._death)
+            raise failure_of_death(self._death)
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
@@ -49,10 +49,11 @@ class DeathWatch:
             finally:
                 self._scopes.discard(scope)
         if scope.cancelled_caught and self._death is not None:
-            raise _failure(self._death)
+            raise failure_of_death(self._death)
 
 
-def _failure(death: ServerDiedError) -> RolloutInfraFailure:
+def failure_of_death(death: ServerDiedError) -> RolloutInfraFailure:
+    """A server's death as what it is for a rollout that needed it."""
     failure = RolloutInfraFailure(death.message, instance=death.instance, url=death.url)
     failure.__cause__ = death
     return failure

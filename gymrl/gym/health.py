@@ -6,9 +6,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import GymTransportError, RolloutFailure, ServerDiedError, ServerStartError
+from gymrl.gym.registry import DIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,3 +107,36 @@ async def wait_until_up(
         else:
             waiting.discard(name)
             return
+
+
+class _Report(msgspec.Struct):
+    status: str | None = None
+    instance: str | None = None
+    url: str | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+
+_reports = msgspec.json.Decoder(_Report)
+
+
+async def reported_death(pool: HttpPool, registry_url: str) -> ServerDiedError | None:
+    """The first death among a registry's servers, as far as it knows of one.
+
+    Registries of NeMo Gym's own do not tell.
+
+    Raises:
+        GymTransportError, GymRequestError: The registry does not answer.
+    """
+    answer = await pool.get(f"{registry_url.rstrip('/')}/readyz")
+    if answer.status != HTTPStatus.SERVICE_UNAVAILABLE:
+        return None
+    try:
+        report = _reports.decode(answer.body)
+    except msgspec.DecodeError:
+        return None
+    if report.status != DIED:
+        return None
+    return ServerDiedError(
+        report.message, instance=report.instance, url=report.url, exit_code=report.exit_code
+    )

@@ -30,6 +30,9 @@ async def ask_gym(
         request: Plain data.
         environment: Of the process, complete. It runs in the working directory.
 
+    Returns:
+        The answer, and under ``said`` the last lines that the process wrote.
+
     Raises:
         ConfigError: The interpreter cannot be started, or the script ended without an answer.
     """
@@ -58,4 +61,4 @@ async def ask_gym(
                 setting="gym_python",
             )
         answer: dict[str, Any] = msgspec.json.decode(await answered.read_bytes())
-        return answer
+        return {"said": process.last_lines, **answer}

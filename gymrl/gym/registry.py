@@ -104,6 +104,8 @@ class RouteTable:
         self._instances = read_instances(config)
         self._default_host = default_host
         self._run_urls: dict[str, str] = {}
+        routes = config.get("environment_server_routes")
+        self._taskset_routes = dict(routes) if isinstance(routes, Mapping) else {}
         self.routes = tuple(sorted(name for name in self._instances if self._is_route(name)))
 
     def _is_route(self, name: str) -> bool:
@@ -189,6 +191,22 @@ class RouteTable:
         if not isinstance(host, str) or host in _WILDCARD_HOSTS:
             host = self._default_host
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def taskset_server(self, taskset: str) -> str:
+        """The environment server that takes a taskset's materialized tasks.
+
+        Raises:
+            RowValueError: ``environment_server_routes`` does not name it, or names no such server.
+        """
+        name = self._taskset_routes.get(taskset)
+        instance = self._instances.get(str(name))
+        if instance is None or instance.kind != ENVIRONMENTS:
+            known = ", ".join(map(str, self._taskset_routes)) or "none"
+            raise RowValueError(
+                f"no environment server takes the taskset {taskset!r}: environment_server_routes "
+                f"has {name!r} for it. Known tasksets: {known}"
+            )
+        return instance.name
 
     @property
     def servers(self) -> dict[str, str]:

@@ -1,5 +1,7 @@
 import anyio
 import pytest
+import yaml
+from aiohttp import web
 
 from gymrl.benchmark import BaseServerConfig, TaskRunner
 from gymrl.concurrency import gather_bounded
@@ -9,10 +11,13 @@ from gymrl.errors import (
     GymTransportError,
     RewardContractError,
     RolloutFailure,
+    RolloutInfraFailure,
     RolloutTimeout,
     RowValueError,
+    ServerDiedError,
     ServerError,
 )
+from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.publication import split_address
 from gymrl.testing.gym_server import FakeGymServer, Fault, gym_answer
 
@@ -199,3 +204,142 @@ def test_a_runner_serves_one_loop_after_another():
     anyio.run(main)
 
     assert [result.rewards for result in results] == [[1.0], [1.0]]
+
+
+TASK = {"task_id": {"taskset": "sums", "task_id": "a"}, "task_input": {"question": "1+1"}}
+
+
+class Registry:
+    """A registry, and the one server it knows of, at one address."""
+
+    def __init__(self, run):
+        self._run = run
+        self.bodies = []
+        self.death = None
+        self.asked = anyio.Event()
+        app = web.Application()
+        app.router.add_get("/global_config_dict_yaml", self._config)
+        app.router.add_get("/readyz", self._ready)
+        app.router.add_post("/run", self._attempt)
+        self._listener = Listener(app, PortRange())
+
+    @property
+    def config(self):
+        return BaseServerConfig(*split_address(self._listener.url))
+
+    async def _config(self, _):
+        address = {"host": self.config.host, "port": self.config.port}
+        agent = {"type": "responses_api_agents", "name": "fake_agent"}
+        front = {"entrypoint": "app.py", "agent_server": agent, **address}
+        config = {
+            "fake_agent": {"responses_api_agents": {"fake": {"entrypoint": "app.py", **address}}},
+            "sums_environment": {"environment_servers": {"single_agent_turn": front}},
+            "environment_server_routes": {"sums": "sums_environment"},
+        }
+        return web.json_response(yaml.safe_dump(config))
+
+    async def _ready(self, _):
+        status = 200 if self.death is None else 503
+        return web.json_response(self.death or {"status": "ok"}, status=status)
+
+    async def _attempt(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        self.asked.set()
+        return await self._run(body)
+
+    async def __aenter__(self):
+        await self._listener.start()
+        return self
+
+    async def __aexit__(self, *_):
+        await self._listener.stop()
+
+
+async def test_a_materialized_task_goes_to_the_environment_server_of_its_taskset():
+    async def run(body):
+        answer = {"reward": 0.5, "note": body["episode_id"]["rollout_id"]}
+        return web.json_response(
+            {"episode_id": body["episode_id"], "task_id": body["task"]["task_id"], "result": answer}
+        )
+
+    async with Registry(run) as server:
+        runner = TaskRunner([TASK], server.config)
+        result = await runner.run_task("a", num_repeats=2, rollout_id="x")
+
+    assert result.rewards == [0.5, 0.5]
+    assert [raw["note"] for raw in result.results] == ["x-r0", "x-r1"]
+    assert server.bodies[0]["task"] == TASK
+    assert server.bodies[0]["episode_id"] == {"rollout_id": "x-r0", "attempt": 0}
+
+
+async def test_an_episode_that_failed_is_no_reward():
+    async def run(body):
+        failure = {"failure_reason": "no sandbox", "terminal": False, "failure_kind": "sandbox"}
+        return web.json_response({"episode_id": body["episode_id"], "failure": failure})
+
+    async with Registry(run) as server:
+        runner = TaskRunner([TASK], server.config)
+        with pytest.raises(
+            RolloutInfraFailure, match=r"task 'a', repeat 0: .*'sandbox': no sandbox"
+        ):
+            await runner.run_task("a")
+
+
+async def test_a_taskset_without_an_environment_server_is_refused():
+    other = {"task_id": {"taskset": "products", "task_id": "b"}, "task_input": {}}
+    async with Registry(None) as server:
+        with pytest.raises(RowValueError, match=r"takes the taskset 'products'.* tasksets: sums"):
+            await TaskRunner([other], server.config).run_task("b")
+
+
+async def test_a_rollout_id_that_environment_servers_keep_for_attempts_is_refused():
+    async with Registry(None) as server:
+        with pytest.raises(ConfigError, match="'x-a1': environment servers keep the ending"):
+            await TaskRunner([TASK], server.config).run_task("a", rollout_id="x-a1")
+
+
+async def test_a_death_that_the_registry_reports_ends_the_calls_under_way_by_name():
+    async def run(_):
+        await anyio.sleep_forever()
+
+    died = {
+        "status": "died",
+        "instance": "judge",
+        "message": "server 'judge' was killed by SIGKILL",
+    }
+    async with Registry(run) as server:
+        runner = TaskRunner(rows("a"), server.config)
+        await runner.health_check()
+
+        async def kill():
+            await server.asked.wait()
+            server.death = died
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(kill)
+            with (
+                anyio.fail_after(30),
+                pytest.raises(RolloutInfraFailure, match="'judge'") as caught,
+            ):
+                await runner.run_task("a", num_repeats=2)
+        assert caught.value.instance == "judge"
+        with pytest.raises(ServerDiedError, match="'judge' was killed by SIGKILL"):
+            await runner.health_check()
+
+
+async def test_a_lost_connection_is_told_as_the_death_behind_it():
+    async def run(_):
+        server.death = {"status": "died", "instance": "agent", "message": "server 'agent' is gone"}
+        raise ConnectionResetError
+
+    async with Registry(run) as server:
+        with pytest.raises(RolloutInfraFailure, match="server 'agent' is gone"):
+            await TaskRunner(rows("a"), server.config).run_task("a")
+
+
+async def test_a_registry_that_is_gone_fails_its_health_check():
+    async with Registry(None) as server:
+        runner = TaskRunner([TASK], server.config)
+    with pytest.raises(ServerError, match="the registry is gone"):
+        await runner.health_check()

@@ -98,14 +98,24 @@ def test_a_row_without_a_route_is_refused():
         TaskRunner([row("a"), row("b", task_source=None)], SERVER)
 
 
-def test_a_materialized_row_is_refused():
-    materialized = {
-        "task_id": {"taskset": "t", "task_id": "a"},
-        "task_input": row(),
-        "task_source": "math",
-    }
-    with pytest.raises(ConfigError, match="row 0 is a materialized task"):
-        TaskRunner([materialized], SERVER)
+def test_materialized_rows_are_tasks_that_need_no_route():
+    task = {"task_id": {"taskset": "t", "task_id": "a"}, "task_input": {"question": "1+1"}}
+    assert TaskRunner([task, dict(task)], SERVER).task_ids() == ["a"]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"task_id": {"taskset": "t", "task_id": "a"}},
+        {"task_id": {"task_id": "a"}, "task_input": {}},
+        {"task_id": "a", "task_input": {}},
+        {"task_id": {"taskset": "", "task_id": "a"}, "task_input": {}},
+        {"task_id": {"taskset": "t", "task_id": "a"}, "task_input": "text"},
+    ],
+)
+def test_a_malformed_materialized_row_is_refused(task):
+    with pytest.raises(ConfigError, match="row 0 is no materialized task"):
+        TaskRunner([task], SERVER)
 
 
 async def test_an_unknown_task_is_refused_before_anything_is_asked():
