@@ -17,6 +17,7 @@ from gymrl.errors import (
     RolloutInfraFailure,
 )
 from gymrl.gym.schema import RunAnswer, is_null, plain
+from gymrl.numbers import reward_number
 from gymrl.types import Reward
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def read_reward(answer: RunAnswer) -> Reward:
     """The verifier's reward as the first entry of a ledger.
 
     Raises:
-        RewardContractError: The reward or a component is missing, null, no number, NaN or
-            infinite, or the components do not add up to the reward.
+        RewardContractError: The reward or a component is missing, null, no number (true and false
+            are none), NaN or infinite, or the components do not add up to the reward.
     """
     value = _number(answer.reward, "reward")
     if is_null(answer.reward_components):
@@ -40,7 +41,9 @@ def read_reward(answer: RunAnswer) -> Reward:
         )
     if not parts:
         return Reward(value)
-    components = {name: _checked(part, f"reward_components.{name}") for name, part in parts.items()}
+    components = {
+        name: reward_number(part, f"reward_components.{name}") for name, part in parts.items()
+    }
     reward = Reward(value, components)
     if not reward.is_sum_of_components():
         total = math.fsum(components.values())
@@ -102,18 +105,7 @@ def raise_reported_failure(answer: RunAnswer) -> None:
 def _number(raw: msgspec.Raw, name: str) -> float:
     if len(memoryview(raw)) == 0:
         raise RewardContractError(f"{name} is missing; the verifier must set it")
-    return _checked(plain(raw), name)
-
-
-def _checked(value: Any, name: str) -> float:
-    if type(value) is int:
-        try:
-            value = float(value)
-        except OverflowError:
-            value = math.inf
-    if type(value) is not float or not math.isfinite(value):
-        raise RewardContractError(f"{name} is {_shown(value)}; a finite number is needed")
-    return value
+    return reward_number(plain(raw), name)
 
 
 def _shown(value: Any) -> str:

@@ -48,8 +48,8 @@ from gymrl.generation.parsing import (
     THINK_OPEN,
     parse_hermes,
 )
+from gymrl.numbers import reward_number
 from gymrl.rollout.native_result import EpisodeFacts, encode_result, sound_text
-from gymrl.scoring.components import reward_number
 from gymrl.types import Reward, Trajectory, Turn
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ value (an empty text, no flag), because a rule must not fail on what it does not
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import msgspec
 
 from gymrl.errors import GymSchemaError, RowValueError
+from gymrl.numbers import finite_float
 
 _DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -159,13 +159,7 @@ class RowBody:
 
 def finite_number(value: Any) -> float | None:
     """A boolean, int or float as a finite float; None for anything else."""
-    if not isinstance(value, bool | int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond floats
-        return None
-    return number if math.isfinite(number) else None
+    return float(value) if isinstance(value, bool) else finite_float(value)
 
 
 def joined_text(value: Any) -> str:

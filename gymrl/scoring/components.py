@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gymrl.errors import RewardContractError
-from gymrl.scoring.answer import Answer, finite_number
+from gymrl.numbers import reward_number
+from gymrl.scoring.answer import Answer
 from gymrl.types import Float32Array, Reward, Trajectory
 
 if TYPE_CHECKING:
@@ -22,23 +23,12 @@ if TYPE_CHECKING:
     from gymrl.types import Failure
 
 
-def reward_number(value: Any, name: str = "reward") -> float:
-    """A reward as a finite float; true and false are 1 and 0.
-
-    Raises:
-        RewardContractError: It is missing, a text, NaN or infinite: no number to train on.
-    """
-    number = finite_number(value)
-    if number is not None:
-        return number
-    raise RewardContractError(
-        f"{name} is {value!r}; the verifier must give a finite number. An attempt without one is "
-        f"a failure, not a reward of 0"
-    )
-
-
-def reward_components(value: Any) -> dict[str, float] | None:
+def reward_components(value: Any, where: str = "") -> dict[str, float] | None:
     """The ``reward_components`` of an answer, None for a reward of one part (null or empty).
+
+    Args:
+        value: As they came.
+        where: Before the field's name in the error.
 
     Raises:
         RewardContractError: It is no mapping, or one of its values is no finite number.
@@ -47,10 +37,10 @@ def reward_components(value: Any) -> dict[str, float] | None:
         return None
     if not isinstance(value, dict):
         raise RewardContractError(
-            f"reward_components is a {type(value).__name__}; it must map names to numbers"
+            f"{where}reward_components is a {type(value).__name__}; it must map names to numbers"
         )
     return {
-        str(name): reward_number(part, f"reward_components[{name!r}]")
+        str(name): reward_number(part, f"{where}reward_components.{name}")
         for name, part in value.items()
     }
 

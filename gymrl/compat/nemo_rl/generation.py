@@ -22,7 +22,7 @@ from gymrl.errors import (
     RowValueError,
     UnsupportedOptionError,
 )
-from gymrl.scoring.components import reward_number
+from gymrl.numbers import reward_number
 
 if TYPE_CHECKING:
     from gymrl.compat.nemo_rl.settings import TokenizerType

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from gymrl.compat.nemo_rl.settings import plain, plain_mapping
+from gymrl.numbers import reward_number
 from gymrl.scoring import PenaltyConfig, check_reward_contract, reward_components
 from gymrl.scoring.answer import Answer
-from gymrl.scoring.components import columns_of, reward_number
+from gymrl.scoring.components import columns_of
 from gymrl.scoring.masks import is_length_reason
 from gymrl.scoring.penalties import RULES, apply_penalties, resolve_penalties, think_tag_ids
 from gymrl.types import Reward, Trajectory, Turn
@@ -107,12 +108,13 @@ def apply_reward_penalties(
 
     Raises:
         ConfigError: The block is wrong.
+        RewardContractError: A reward is no finite number, with its place in `results`.
     """
     counts = dict.fromkeys(RULES, 0)
     penalties = resolve_penalties(penalty_config(reward_penalty_config))
-    for result in results if penalties else ():
+    for index, result in enumerate(results if penalties else ()):
         full_result = result["full_result"]
-        trajectory = trajectory_of(result)
+        trajectory = trajectory_of(result, index)
         spoken = apply_penalties(trajectory, Answer(trajectory.result), penalties)
         for entry in spoken.reward.adjustments:
             counts[entry.rule] += 1
@@ -162,9 +164,10 @@ def validate_reward_components_match_scalar(nemo_gym_results: list[dict[str, Any
         RewardContractError: The first that breaks it; a `ValueError`.
     """
     for index, result in enumerate(nemo_gym_results):
-        components = extract_reward_components(result)
+        where = f"result {index}: "
+        components = reward_components(result.get("reward_components"), where)
         if components is not None:
-            reward = Reward(reward_number(result.get("reward")), components)
+            reward = Reward(reward_number(result.get("reward"), f"{where}reward"), components)
             check_reward_contract(reward, index)
 
 
@@ -186,8 +189,16 @@ def nemo_gym_rollout_hit_max_tokens(
     return is_length_reason(value)
 
 
-def trajectory_of(result: dict[str, Any]) -> Trajectory:
-    """A result's message log and answer as a trajectory, for the rules that read one."""
+def trajectory_of(result: dict[str, Any], index: int) -> Trajectory:
+    """A result's message log and answer as a trajectory, for the rules that read one.
+
+    Args:
+        result: One of several.
+        index: Which one, for the error.
+
+    Raises:
+        RewardContractError: Its reward is no finite number.
+    """
     full_result = result["full_result"]
     parts: list[np.ndarray[Any, np.dtype[np.int32]]] = []
     turns: list[Turn] = []
@@ -215,6 +226,6 @@ def trajectory_of(result: dict[str, Any]) -> Trajectory:
         token_ids=np.concatenate([*parts, np.empty(0, dtype=np.int32)]),
         logprobs=np.zeros(length, dtype=np.float32),
         turns=tuple(turns),
-        reward=Reward(reward_number(full_result.get("reward"))),
+        reward=Reward(reward_number(full_result.get("reward"), f"result {index}: reward")),
         result=msgspec.json.encode(full_result),
     )

@@ -270,7 +270,7 @@ def test_components_are_kept_when_they_sum_to_the_reward():
     ("parts", "text"),
     [
         ({"a": 0.5, "b": 0.4}, "sum to 0.9"),
-        ({"a": None, "b": 1.0}, "reward_components.a is null"),
+        ({"a": None, "b": 1.0}, "reward_components.a is None"),
         ({"a": "1"}, "reward_components.a"),
         ({"a": True}, "reward_components.a"),
         ([1.0], "an object of numbers"),
