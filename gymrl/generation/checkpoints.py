@@ -22,6 +22,7 @@ import transformers
 
 from gymrl.errors import ConfigError, WeightUpdateError
 from gymrl.generation.weights import Manifest, WeightTensor, weight_files
+from gymrl.routed_experts import count_experts
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "gymrl-weights-"
@@ -160,6 +161,11 @@ def load_tokenizer(source: str) -> tuple[Any, list[int]]:
     found = [named, tokenizer.eos_token_id]
     end_ids = [i for ids in found for i in (ids if isinstance(ids, list) else [ids])]
     return tokenizer, [int(i) for i in end_ids if i is not None]
+
+
+def model_num_experts(source: str) -> int | None:
+    """How many experts a layer of a checkpoint's model has; None where it does not say."""
+    return count_experts(transformers.AutoConfig.from_pretrained(source))
 
 
 def model_context(source: str) -> int:

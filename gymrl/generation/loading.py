@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from gymrl.generation.deferred import DeferredGenerator
+from gymrl.routed_experts import routes_dtype
 
 if TYPE_CHECKING:
-    from gymrl.config import GenerationConfig
+    from gymrl.config import GenerationConfig, RoutesDtype
     from gymrl.generation.transformers import TransformersGenerator
     from gymrl.generation.vllm import VllmGenerator
     from gymrl.generation.vllm_http import RemoteVllmGenerator
@@ -55,11 +56,24 @@ async def _load(
         from gymrl.generation.vllm_http import RemoteVllmGenerator  # noqa: PLC0415
 
         tokenizer, end_ids, _ = await anyio.to_thread.run_sync(_outline, config)
-        generator = await RemoteVllmGenerator.connect(config.vllm, end_ids, config.logprobs_mode)
+        dtype = await anyio.to_thread.run_sync(_routes_dtype, config)
+        generator = await RemoteVllmGenerator.connect(
+            config.vllm, end_ids, config.logprobs_mode, dtype
+        )
         return generator, tokenizer
     from gymrl.generation.vllm import VllmGenerator  # noqa: PLC0415
 
     return await anyio.to_thread.run_sync(VllmGenerator.load, config)
+
+
+def _routes_dtype(config: GenerationConfig) -> RoutesDtype | None:
+    """Of the routes that servers which run elsewhere return; None where they are not wanted."""
+    if not config.return_routed_experts:
+        return None
+    from gymrl.generation.checkpoints import model_num_experts  # noqa: PLC0415
+    from gymrl.generation.models import resolve_model  # noqa: PLC0415
+
+    return routes_dtype(model_num_experts(resolve_model(config.model)))
 
 
 def _outline(config: GenerationConfig) -> tuple[Any, Sequence[int], int]:

@@ -29,7 +29,7 @@ from gymrl.generation.checkpoints import (
 )
 from gymrl.generation.models import resolve_model
 from gymrl.generation.vllm_process import engine_environment, is_cpu_build
-from gymrl.generation.vllm_sampling import generated
+from gymrl.generation.vllm_sampling import generated, with_routes
 from gymrl.generation.weights import (
     INITIAL_VERSION,
     DirectoryWeights,
@@ -69,6 +69,7 @@ class VllmGenerator:
         self._engine = engine
         self._max_model_len = engine.max_model_len
         self._vocab_size = engine.vocab_size
+        self._routes_dtype = engine.routes_dtype
         self._end_ids = frozenset(end_ids)
         self._tasks = OwnedTasks("vllm", on_error=_told_the_caller)
         self._calls: set[asyncio.Task[Generated]] = set()
@@ -209,7 +210,7 @@ class VllmGenerator:
                 if on_token is not None:
                     for token_id, logprob in zip(last.token_ids, last.logprobs, strict=True):
                         on_token(token_id, logprob)
-        return generated(
+        answer = generated(
             token_ids,
             logprobs,
             finish_reason=last.finish_reason if last else None,
@@ -217,6 +218,8 @@ class VllmGenerator:
             sampling=sampling,
             weight_versions=last.weight_versions if last else [],
         )
+        given = last.routed_experts if last else None
+        return with_routes(answer, given, self._routes_dtype, len(prompt_ids))
 
     async def update_weights(
         self, source: WeightSource, version: str, *, pause: PauseMode = "keep"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import msgspec
+import numpy.typing as npt
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
@@ -40,9 +41,10 @@ from gymrl.generation.processors import sees_images
 from gymrl.generation.vllm_process import children_follow, forked_engine
 from gymrl.generation.vllm_sampling import check_temperature, stop_token_ids
 from gymrl.generation.weights import INITIAL_VERSION
+from gymrl.routed_experts import count_experts, routes_dtype
 
 if TYPE_CHECKING:
-    from gymrl.config import GenerationConfig, SamplingParams
+    from gymrl.config import GenerationConfig, RoutesDtype, SamplingParams
     from gymrl.generation.images import PromptImages
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,11 @@ logger = logging.getLogger(__name__)
 CPU_KV_CACHE_BYTES = 256 << 20
 UNNAMED = "default"
 """What vLLM calls the weights that it was started with."""
+
+_ROUTES_REMEDY = (
+    ". return_routed_experts needs vLLM's Model Runner V2, which needs Triton and so a GPU; "
+    "backend='transformers' returns routes on a CPU"
+)
 
 WORKER_EXTENSION = "gymrl.generation.vllm_worker.WeightUpdateExtension"
 
@@ -63,6 +70,7 @@ class EnginePart(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: On the last part: vLLM's own word.
         stop_reason: On the last part.
         weight_versions: On the last part: spans over the whole generation.
+        routed_experts: On the last part: of prompt and generation, less the last token.
     """
 
     token_ids: list[int]
@@ -70,6 +78,7 @@ class EnginePart(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     weight_versions: list[WeightSpan]
+    routed_experts: npt.NDArray[Any] | None = None
 
 
 class VllmEngine:
@@ -78,10 +87,12 @@ class VllmEngine:
     Args:
         engine: Started.
         model: As errors name it.
+        returns_routes: It was started to return routes.
     """
 
-    def __init__(self, engine: Any, model: str) -> None:
+    def __init__(self, engine: Any, model: str, *, returns_routes: bool = False) -> None:
         self._engine = engine
+        self._returns_routes = returns_routes
         self._model = model
 
     @classmethod
@@ -105,8 +116,9 @@ class VllmEngine:
             try:
                 engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
             except (ValueError, TypeError) as error:
+                routes = _ROUTES_REMEDY if config.return_routed_experts else ""
                 raise ConfigError(
-                    f"vLLM refuses the settings of model={config.model!r}: {error}",
+                    f"vLLM refuses the settings of model={config.model!r}: {error}{routes}",
                     setting="vllm.engine_args",
                 ) from error
             except RuntimeError as error:
@@ -114,7 +126,7 @@ class VllmEngine:
                     f"vLLM's engine for model={config.model!r} did not start: {error}; its own "
                     "lines above say why"
                 ) from error
-        return cls(engine, config.model)
+        return cls(engine, config.model, returns_routes=config.return_routed_experts)
 
     @property
     def max_model_len(self) -> int:
@@ -125,6 +137,13 @@ class VllmEngine:
     def vocab_size(self) -> int:
         """Rows of the model's embedding."""
         return int(self._engine.model_config.get_vocab_size())
+
+    @property
+    def routes_dtype(self) -> RoutesDtype | None:
+        """The narrowest type for the model's expert ids; None where no routes are returned."""
+        if not self._returns_routes:
+            return None
+        return routes_dtype(count_experts(self._engine.model_config.hf_config))
 
     @property
     def is_running(self) -> bool:
@@ -272,6 +291,7 @@ def _part(output: Any) -> EnginePart:
             )
             for span in output.weight_versions or ()
         ],
+        routed_experts=output.routed_experts,
     )
 
 
@@ -301,6 +321,8 @@ def engine_arguments(source: str, config: GenerationConfig, *, on_cpu: bool) -> 
         arguments["enforce_eager"] = True
     if on_cpu:
         arguments["distributed_executor_backend"] = "uni"
+    if config.return_routed_experts:
+        arguments["enable_return_routed_experts"] = True
     return {**arguments, **options.engine_args}
 
 

@@ -25,11 +25,11 @@ from gymrl.errors import (
 from gymrl.generation.balancer import Balancer, Upstream
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
 from gymrl.generation.vllm_client import RefusedError, ServerFacts, VllmClient
-from gymrl.generation.vllm_sampling import generated
+from gymrl.generation.vllm_sampling import generated, with_routes
 from gymrl.generation.vllm_wire import Choice, request_body, sampling_fields
 
 if TYPE_CHECKING:
-    from gymrl.config import LogprobsMode, SamplingParams, VllmConfig
+    from gymrl.config import LogprobsMode, RoutesDtype, SamplingParams, VllmConfig
     from gymrl.generation.weights import PauseMode, WeightSource
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Sampled:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.last = Choice()
+        self.routed_experts: str | None = None
 
     def take(self, choice: Choice, on_token: TokenCallback | None) -> None:
         """One part of the answer."""
@@ -52,6 +53,8 @@ class Sampled:
         logprobs = choice.logprobs.values() if choice.logprobs else []
         self.token_ids += token_ids
         self.logprobs += logprobs
+        if choice.routed_experts is not None:
+            self.routed_experts = choice.routed_experts
         if choice.finish_reason is not None:
             self.last = choice
         if on_token is not None:
@@ -70,11 +73,17 @@ class RemoteVllmGenerator:
         config: Names the servers.
         end_ids: Tokens that end a turn.
         logprobs_mode: What the servers' log-probabilities must be.
+        routes_dtype: Of the routes that they return; None leaves them out.
     """
 
     def __init__(
-        self, config: VllmConfig, end_ids: Sequence[int], logprobs_mode: LogprobsMode
+        self,
+        config: VllmConfig,
+        end_ids: Sequence[int],
+        logprobs_mode: LogprobsMode,
+        routes_dtype: RoutesDtype | None = None,
     ) -> None:
+        self._routes_dtype: RoutesDtype | None = routes_dtype
         self._balancer = Balancer([_root(url) for url in config.base_urls])
         self._config = config
         self._end_ids = frozenset(end_ids)
@@ -90,7 +99,11 @@ class RemoteVllmGenerator:
 
     @classmethod
     async def connect(
-        cls, config: VllmConfig, end_ids: Sequence[int], logprobs_mode: LogprobsMode = "processed"
+        cls,
+        config: VllmConfig,
+        end_ids: Sequence[int],
+        logprobs_mode: LogprobsMode = "processed",
+        routes_dtype: RoutesDtype | None = None,
     ) -> Self:
         """Look at every server; those that don't answer are out until they do.
 
@@ -99,7 +112,7 @@ class RemoteVllmGenerator:
                 disagree about the context's length.
             GenerationTransportError: None of them answers; the text says why for each.
         """
-        generator = cls(config, end_ids, logprobs_mode)
+        generator = cls(config, end_ids, logprobs_mode, routes_dtype)
         try:
             await generator._open()
         except BaseException:
@@ -186,7 +199,7 @@ class RemoteVllmGenerator:
         last = sampled.last
         if last.spans:
             self._weight_version = last.spans[-1].version
-        return generated(
+        answer = generated(
             sampled.token_ids,
             sampled.logprobs,
             finish_reason=last.finish_reason,
@@ -194,6 +207,7 @@ class RemoteVllmGenerator:
             sampling=sampling,
             weight_versions=last.spans,
         )
+        return with_routes(answer, sampled.routed_experts, self._routes_dtype, len(prompt_ids))
 
     async def _dispatch(
         self,

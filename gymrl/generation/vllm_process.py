@@ -32,6 +32,8 @@ _CPU_ENVIRONMENT = {
     # By default every engine binds itself to the first core.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
+# vLLM 0.32 captures routes in this model runner alone.
+_ROUTES_ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -79,6 +81,8 @@ def engine_environment(
             setting="device",
         )
     wanted = {**_ENVIRONMENT, **(_CPU_ENVIRONMENT if on_cpu else {})}
+    if config.return_routed_experts:
+        wanted |= _ROUTES_ENVIRONMENT
     variables = {name: value for name, value in wanted.items() if name not in environ}
     if config.num_threads is not None:
         variables["OMP_NUM_THREADS"] = str(config.num_threads)

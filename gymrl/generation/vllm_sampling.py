@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from gymrl.errors import BadLogprobsError, GenerationError, GenerationRequestError
 from gymrl.generation.base import FinishReason, Generated, WeightSpan
+from gymrl.routed_experts import RouteCountError, RouteFormatError, padded_routes, routes_of_npy
+from gymrl.telemetry import RateLimitedLog
 
 if TYPE_CHECKING:
-    from gymrl.config import SamplingParams
+    import numpy.typing as npt
+
+    from gymrl.config import RoutesDtype, SamplingParams
+
+_log = RateLimitedLog(logging.getLogger(__name__))
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises a lower one to this, and only logs it."""
@@ -78,3 +87,37 @@ def generated(
         stop_reason=stop_reason if is_own else None,
         weight_versions=weight_versions,
     )
+
+
+def with_routes(
+    answer: Generated,
+    given: str | npt.NDArray[Any] | None,
+    dtype: RoutesDtype | None,
+    num_prompt: int,
+) -> Generated:
+    """An answer with the routes that vLLM gave, one row for each token of the call.
+
+    Args:
+        answer: What was sampled.
+        given: An array, or base64 of a ``.npy`` file, without a row for the last token; None: it
+            gave none.
+        dtype: Of the routes; None: they are not wanted.
+        num_prompt: Tokens of the prompt.
+
+    Returns:
+        The answer as it was where vLLM gave none, or too few to tell which token each is of (that
+        is logged): the turn is then one without routes.
+
+    Raises:
+        GenerationError: They are malformed.
+    """
+    if given is None or dtype is None or not answer.token_ids:
+        return answer
+    try:
+        routes = padded_routes(routes_of_npy(given, dtype), num_prompt, len(answer.token_ids))
+    except RouteCountError as error:
+        _log.log("routes", logging.WARNING, "vLLM gave %s; they are left out", error)
+        return answer
+    except RouteFormatError as error:
+        raise GenerationError(f"vLLM gave routes that can't be read: {error}") from error
+    return msgspec.structs.replace(answer, routed_experts=routes)

@@ -61,6 +61,7 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     weight_versions: list[Span] | None = None
+    routed_experts: str | None = None
 
     @property
     def spans(self) -> list[WeightSpan]:

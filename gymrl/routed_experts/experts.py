@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from gymrl.config import RoutesDtype
     from gymrl.types import RoutesArray
 
 MISSING = -1
@@ -20,7 +21,7 @@ ROUTES_DTYPES: dict[str, np.dtype[np.signedinteger[Any]]] = {
 }
 """The types that routes travel in, narrowest first. They are signed, so that they hold `MISSING`."""
 
-UNKNOWN_EXPERTS_DTYPE = "int16"
+UNKNOWN_EXPERTS_DTYPE: RoutesDtype = "int16"
 """The type where nobody says how many experts there are."""
 
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -56,7 +57,7 @@ def _member(config: Any, name: str) -> Any:
     return getattr(config, name, None)
 
 
-def routes_dtype(num_experts: int | None) -> str:
+def routes_dtype(num_experts: int | None) -> RoutesDtype:
     """The narrowest type for ids below `num_experts` and for `MISSING`.
 
     ``int8`` up to 128 experts, ``int16`` up to 32768, else ``int32``; ``int16`` for an unknown
@@ -67,10 +68,9 @@ def routes_dtype(num_experts: int | None) -> str:
     """
     if num_experts is None:
         return UNKNOWN_EXPERTS_DTYPE
-    return next(
-        (name for name, dtype in ROUTES_DTYPES.items() if num_experts - 1 <= np.iinfo(dtype).max),
-        "int32",
-    )
+    if num_experts - 1 <= np.iinfo(np.int8).max:
+        return "int8"
+    return "int16" if num_experts - 1 <= np.iinfo(np.int16).max else "int32"
 
 
 def signed_routes(array: npt.NDArray[Any]) -> RoutesArray:
