@@ -42,11 +42,11 @@ INLINE_BYTES = 128 << 10
 """Images are taken out of longer results in a thread."""
 
 
-class _Params(msgspec.Struct):
+class _Params(msgspec.Struct, frozen=True):
     input: msgspec.Raw = ABSENT
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, frozen=True):
     responses_create_params: _Params = _Params()
 
 
