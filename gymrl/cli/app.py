@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from gymrl._version import __version__
+from gymrl.cli.eval_commands import eval_app
 from gymrl.errors import (
     ActorError,
     ActorStartError,
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(eval_app)
 
 
 def run_app(arguments: list[str]) -> int:
@@ -239,7 +241,9 @@ def rollout(  # noqa: PLR0913 - one parameter an option
 
 @app.command()
 def serve(  # noqa: PLR0913 - one parameter an option
-    model: Annotated[str, typer.Option(help="A directory, a hub id, or smollm2.")],
+    model: Annotated[
+        str | None, typer.Option(help="A directory, a hub id, or smollm2.")
+    ] = None,
     model_name: Annotated[str, typer.Option(help="Name that requests may ask for.")] = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
@@ -249,22 +253,80 @@ def serve(  # noqa: PLR0913 - one parameter an option
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Context in tokens (default: the model's own).")
     ] = None,
+    benchmark: Annotated[
+        str | None,
+        typer.Option(help="Serve this benchmark's servers, with the model or --base-url behind."),
+    ] = None,
+    base_url: Annotated[
+        list[str] | None,
+        typer.Option(help="The benchmark's policy, instead of --model. Repeatable."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the policy's key.")
+    ] = None,
+    model_type: Annotated[
+        str,
+        typer.Option(help="openai_model (Responses API), or a model server of NeMo Gym's."),
+    ] = "openai_model",
+    param: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the benchmark's configuration: key=value, key dotted. Repeatable."),
+    ] = None,
+    registry_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of the registry (default: a free one).")
+    ] = None,
+    gym_python: Annotated[
+        str | None, typer.Option(help="Interpreter that has NeMo Gym, for servers of its own.")
+    ] = None,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Gets the logs of NeMo Gym's servers.")
+    ] = None,
 ) -> None:
-    """Serve a model over the OpenAI API, with token ids and log-probabilities, until interrupted."""
-    from gymrl.cli.serve import serve_command
+    """Serve until interrupted: a model over the OpenAI API, or with --benchmark a benchmark.
+
+    The model's server returns token ids and log-probabilities. A benchmark's servers, NeMo Gym's own
+    among them, are found through the registry whose address is printed.
+    """
     from gymrl.config import GenerationConfig
 
-    config = GenerationConfig(
-        model=model,
-        served_model_name=model_name,
-        host=host,
-        port=port,
-        dtype=dtype,
-        max_batch_size=batch_size,
-        backend=backend,
-        max_model_len=max_model_len,
+    config = None
+    if model is not None:
+        config = GenerationConfig(
+            model=model,
+            served_model_name=model_name,
+            host=host,
+            port=port,
+            dtype=dtype,
+            max_batch_size=batch_size,
+            backend=backend,
+            max_model_len=max_model_len,
+        )
+    if benchmark is None:
+        from gymrl.cli.serve import serve_command
+
+        if config is None:
+            raise ConfigError("name what to serve: --model or --benchmark", setting="--model")
+        raise typer.Exit(serve_command(config))
+    from gymrl.cli.serve_benchmark import ServeBenchmarkOptions, serve_benchmark_command
+
+    if (config is None) == (not base_url):
+        raise ConfigError(
+            "a benchmark needs a policy: --model to load one here, or --base-url of one that runs",
+            setting="--base-url",
+        )
+    options = ServeBenchmarkOptions(
+        benchmark=benchmark,
+        generation=config,
+        base_urls=tuple(base_url or ()),
+        model_name=model_name,
+        api_key_variable=api_key_env,
+        model_type=model_type,
+        params=tuple(param or ()),
+        registry_port=registry_port,
+        gym_python=gym_python,
+        work_dir=work_dir,
     )
-    raise typer.Exit(serve_command(config))
+    raise typer.Exit(serve_benchmark_command(options))
 
 
 @app.command()
@@ -319,3 +381,42 @@ def doctor(  # noqa: PLR0913 - one parameter an option
         options = DoctorOptions(model=model, tolerance=tolerance, dtype=dtype, max_rows=max_rows)
         raise typer.Exit(doctor_command(rollouts, options))
     raise typer.Exit(check_setup(model, base_url, model_name, tuple(without or ())))
+
+
+@app.command()
+def view(
+    path: Annotated[
+        Path, typer.Argument(metavar="ROLLOUTS.jsonl", help="The file; it may still be growing.")
+    ],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Shows each token's text: a directory with tokenizer.json, that file, a hub id, or "
+            "smollm2."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="To listen on; beyond loopback --token is required.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    token: Annotated[
+        bool,
+        typer.Option(
+            "--token",
+            help="Only who has the printed address may read: a token is part of it "
+            "(GYMRL_VIEW_TOKEN sets a fixed one).",
+        ),
+    ] = False,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Show a file of rollouts as a local page: groups, tokens, rewards, failures.
+
+    Files of any size open at once and are indexed meanwhile; a file that grows is followed.
+    """
+    from gymrl.cli.view import token_of, tokenizer_of, view_command
+    from gymrl.viewer import ViewerOptions
+
+    options = ViewerOptions(
+        host=host, port=port, token=token_of(token), tokenizer=tokenizer_of(tokenizer)
+    )
+    raise typer.Exit(view_command(path, options, browser=browser))

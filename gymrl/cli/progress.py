@@ -60,8 +60,12 @@ class RunProgress:
         """Count a whole, scored group."""
         self.groups_done += 1
         for trajectory in group.trajectories:
-            self._rewards += 1
-            self._reward_sum += trajectory.reward.total
+            self.add_reward(trajectory.reward.total)
+
+    def add_reward(self, reward: float) -> None:
+        """Count a reward into the mean."""
+        self._rewards += 1
+        self._reward_sum += reward
 
     @property
     def elapsed(self) -> float:

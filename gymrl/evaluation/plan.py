@@ -230,7 +230,13 @@ def deciding_settings(
     plain: dict[str, Any] = msgspec.to_builtins(settings)
     if settings.policy.weights is not None:
         del plain["policy"]["model"]
-    servers = {each.label: _without_placement(each.servers) for each in benchmarks}
+    servers = {
+        # Of servers that somebody else starts, only what was asked of them is known.
+        each.label: {"overrides": each.overrides}
+        if each.refusal is not None
+        else _without_placement(each.servers)
+        for each in benchmarks
+    }
     return {"settings": plain, "servers": servers}
 
 

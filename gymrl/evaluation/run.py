@@ -201,17 +201,18 @@ class _Runner:
         self._journal.add(record)
         if self._observer is not None:
             self._observer.row(record)
-        self._watch_outages(outage)
+        self._watch_outages(outage, record)
 
-    def _watch_outages(self, outage: RolloutRedispatchExhausted | None) -> None:
+    def _watch_outages(self, outage: RolloutRedispatchExhausted | None, record: RowRecord) -> None:
         if outage is None:
             self._outages = 0
             return
         self._outages += 1
         if self._outages >= self._options.max_outages:
+            last = "" if record.failure is None else f": {record.failure.message}"
             raise RolloutRedispatchExhausted(
                 f"{self._outages} rows, one after the other, failed by the fleet's fault (set by "
-                f"max_outages); the last: {outage.message}. The run can be continued",
+                f"max_outages); the run can be continued. The last one{last}",
                 attempts=outage.attempts,
             ) from outage
 
