@@ -36,6 +36,7 @@ class PackedBatch:
         token_ids: int64 ``[N]``.
         token_mask: bool ``[N]``: true on sampled tokens that may be trained on.
         generation_logprobs: float32 ``[N]``: 0 where nothing was sampled.
+        weight_versions: int64 ``[N]``: see :class:`RolloutBatch`.
         cu_seqlens: int32 ``[B + 1]``: sample b is ``[cu_seqlens[b], cu_seqlens[b + 1])``.
         max_seqlen: The longest sample.
     """
@@ -43,6 +44,7 @@ class PackedBatch:
     token_ids: torch.Tensor
     token_mask: torch.Tensor
     generation_logprobs: torch.Tensor
+    weight_versions: torch.Tensor
     cu_seqlens: torch.Tensor
     max_seqlen: int
 
@@ -72,6 +74,9 @@ class RolloutBatch:
         token_ids: int64 ``[B, T]``.
         token_mask: bool ``[B, T]``: true on sampled tokens only, nowhere in a failed row.
         generation_logprobs: float32 ``[B, T]``: of the sampling distribution, 0 elsewhere.
+        weight_versions: int64 ``[B, T]``: which weights each token was sampled from, by the number
+            of their version; -1 where nothing was sampled, or nobody said which. A generation that
+            an update of the weights interrupted has two numbers.
         lengths: int64 ``[B]``: tokens of each sample.
         group_index: int64 ``[B]``: which group of the call a sample belongs to, from 0.
         pad_token_id: What `token_ids` and `input_ids` are padded with.
@@ -82,6 +87,7 @@ class RolloutBatch:
     token_ids: torch.Tensor
     token_mask: torch.Tensor
     generation_logprobs: torch.Tensor
+    weight_versions: torch.Tensor
     lengths: torch.Tensor
     group_index: torch.Tensor
     pad_token_id: int
@@ -104,6 +110,7 @@ class RolloutBatch:
             token_ids=self.token_ids[real_BT],
             token_mask=self.token_mask[real_BT],
             generation_logprobs=self.generation_logprobs[real_BT],
+            weight_versions=self.weight_versions[real_BT],
             cu_seqlens=cu_seqlens,
             max_seqlen=int(self.lengths.max()),
         )
@@ -119,6 +126,7 @@ class _Sample:
     token_ids: torch.Tensor
     token_mask: torch.Tensor
     logprobs: torch.Tensor
+    weight_versions: torch.Tensor
     messages: list[dict[str, Any]]
 
     @property
@@ -189,6 +197,7 @@ def to_batch(
         token_ids=_pad([sample.token_ids for sample in samples], width, pad_token_id),
         token_mask=_pad([sample.token_mask for sample in samples], width, False),
         generation_logprobs=_pad([sample.logprobs for sample in samples], width, 0.0),
+        weight_versions=_pad([sample.weight_versions for sample in samples], width, -1),
         lengths=lengths_B,
         group_index=torch.tensor([sample.group for sample in samples]),
         pad_token_id=pad_token_id,
@@ -255,6 +264,7 @@ def _sample(row: Row, outcome: Trajectory | Failure, group: int, pad_token_id: i
         token_ids=token_ids,
         token_mask=_shared(outcome.token_mask()),
         logprobs=logprobs,
+        weight_versions=torch.from_numpy(outcome.token_versions()),
         messages=_messages(outcome, token_ids, logprobs),
     )
 
@@ -280,6 +290,7 @@ def _placeholder(row: Row, group: int, pad_token_id: int) -> _Sample:
         token_ids=pad,
         token_mask=off,
         logprobs=torch.zeros(1),
+        weight_versions=torch.tensor([-1]),
         messages=[prompt, nothing],
     )
 

@@ -248,6 +248,17 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True, tag="trajectory"):
             mask[turn.generation_start : turn.end] = True
         return mask
 
+    def token_versions(self) -> npt.NDArray[np.int64]:
+        """Int64 ``[T]``: the number of the weights that each token was sampled from.
+
+        -1 where nothing was sampled, where nobody said, and where the version is no number.
+        """
+        versions = np.full(self.token_ids.shape[0], -1, dtype=np.int64)
+        for span in self.weight_versions:
+            if span.version.isdecimal():
+                versions[span.start : span.end] = int(span.version)
+        return versions
+
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker streams for each row: its outcome, and on its last row the timings.

@@ -15,6 +15,7 @@ from gymrl.types import (
     Row,
     Trajectory,
     Turn,
+    WeightVersionSpan,
 )
 
 PAD = 99
@@ -294,3 +295,15 @@ def test_unpadding_gives_back_every_trajectory_and_all_lengths_agree(groups):
             assert batch.token_ids[index, :length].tolist() == sample.token_ids.tolist()
             assert batch.token_mask[index, :length].tolist() == sample.token_mask().tolist()
             assert batch.generation_logprobs[index, :length].tolist() == sample.logprobs.tolist()
+
+
+def test_each_token_says_which_weights_sampled_it():
+    spans = (WeightVersionSpan("3", 2, 4), WeightVersionSpan("4", 4, 5))
+    batch = batch_of(trajectory((2, 3), (1, 0), weight_versions=spans), failure())
+    assert batch.weight_versions.tolist() == [[-1, -1, 3, 3, 4, -1], [-1] * 6]
+    assert batch.packed().weight_versions.tolist() == [-1, -1, 3, 3, 4, -1, -1]
+
+
+def test_a_version_that_is_no_number_is_unknown():
+    made = trajectory((1, 2), weight_versions=(WeightVersionSpan("step-seven", 1, 3),))
+    assert made.token_versions().tolist() == [-1, -1, -1]
