@@ -11,11 +11,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 from typing import TYPE_CHECKING
-from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 import anyio
 from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
 
 from gymrl.errors import MediaFetchError
 from gymrl.media.sources import is_listed, refused, shown, too_large
@@ -69,36 +69,39 @@ def _session(config: MediaConfig) -> aiohttp.ClientSession:
     )
 
 
-async def _follow(session: aiohttp.ClientSession, url: str, config: MediaConfig) -> bytes:
-    target = url
+async def _follow(session: aiohttp.ClientSession, source: str, config: MediaConfig) -> bytes:
+    target = _parsed(source, source)
     for _ in range(config.max_redirects + 1):
-        _check_target(target, url, config)
+        _check_target(target, source, config)
         async with session.get(target, allow_redirects=False) as response:
             if response.status not in REDIRECTS:
-                return await _body(response, url, config)
-            target = urljoin(target, response.headers.get("Location", ""))
-    raise refused(url, f"more than media.max_redirects={config.max_redirects} redirects")
+                return await _body(response, source, config)
+            target = target.join(_parsed(response.headers.get("Location", ""), source))
+    raise refused(source, f"more than media.max_redirects={config.max_redirects} redirects")
 
 
-def _check_target(target: str, url: str, config: MediaConfig) -> None:
-    """Refuse a hop whose scheme, host or literal address is not allowed."""
-    where = "" if target == url else f" (redirected to {shown(target)!r})"
+def _parsed(text: str, source: str) -> URL:
+    """The URL as the HTTP client reads it: what is checked is what is connected to."""
     try:
-        parts = urlsplit(target)
-        host = (parts.hostname or "").rstrip(".")
-        _ = parts.port
+        return URL(text)
     except ValueError as error:
-        raise refused(url, f"not a URL: {error}{where}") from error
-    if parts.scheme.lower() not in config.schemes or parts.scheme.lower() not in ("http", "https"):
-        raise refused(url, f"{parts.scheme or 'no scheme'} is not in media.schemes{where}")
-    if parts.username is not None or parts.password is not None:
-        raise refused(url, f"a URL with a user name or password is not fetched{where}")
+        raise refused(source, f"not a URL: {error} (in {shown(text)!r})") from error
+
+
+def _check_target(target: URL, source: str, config: MediaConfig) -> None:
+    """Refuse a hop whose scheme, host or literal address is not allowed."""
+    where = "" if str(target) == source else f" (redirected to {shown(str(target))!r})"
+    host = (target.host or "").rstrip(".")
+    if target.scheme not in config.schemes or target.scheme not in ("http", "https"):
+        raise refused(source, f"{target.scheme or 'no scheme'} is not in media.schemes{where}")
+    if target.user is not None or target.password is not None:
+        raise refused(source, f"a URL with a user name or password is not fetched{where}")
     if not is_listed(host, config.allowed_hosts):
-        raise refused(url, f"{host!r} is not in media.allowed_hosts{where}")
+        raise refused(source, f"{host!r} is not in media.allowed_hosts{where}")
     try:
         check_address(host, host, config)
     except _PrivateAddressError as error:
-        raise refused(url, f"{error}{where}") from error
+        raise refused(source, f"{error}{where}") from error
 
 
 async def _body(response: aiohttp.ClientResponse, url: str, config: MediaConfig) -> bytes:
