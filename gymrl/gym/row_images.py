@@ -11,6 +11,7 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -96,11 +97,10 @@ class RowImages:
                 refs.append(ImageRef(image.digest, image.media_type, image.width, image.height))
             turns.append(tuple(refs))
         trajectory = msgspec.structs.replace(trajectory, images=tuple(turns))
-        if self._reader.layout is not None:
-            try:
-                check_regions(trajectory, self._reader.layout)
-            except MediaError as error:
-                raise _at(error, row, error.turn) from error
+        try:
+            await self._reader.check(trajectory)
+        except MediaError as error:
+            raise _at(error, row, error.turn) from error
         lift = partial(ImageLifter().lift, trajectory.result)
         if len(trajectory.result) <= INLINE_BYTES:
             result, lifted = lift()
@@ -121,6 +121,8 @@ class ImageReader:
         self.layout = layout
         self._config = config
         self._whole: OrderedDict[str, None] = OrderedDict()
+        # A processor is no thing for two threads, and takes its time with a new size of image.
+        self._processing = anyio.CapacityLimiter(1)
 
     async def open_row(self, row: Row) -> RowImages:
         """Read the images of a row's prompt.
@@ -160,6 +162,16 @@ class ImageReader:
         if len(self._whole) > KEPT_DIGESTS:
             self._whole.popitem(last=False)
         return image
+
+    async def check(self, trajectory: Trajectory) -> None:
+        """Hold the tokens to the images, where a layout says how.
+
+        Raises:
+            MediaError: As :func:`gymrl.media.regions.check_regions`.
+        """
+        if self.layout is not None:
+            check = partial(check_regions, trajectory, self.layout)
+            await anyio.to_thread.run_sync(check, limiter=self._processing)
 
     def check_count(self, count: int) -> None:
         """Refuse more images than a row may have."""

@@ -74,7 +74,7 @@ class ImageProcessor:
             import transformers  # noqa: PLC0415 - only who has no processor yet needs it
 
             processor = transformers.AutoProcessor.from_pretrained(model)
-        except (ImportError, OSError, ValueError) as error:
+        except (ImportError, OSError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"processor={model!r} can't be loaded: {error}", setting="processor"
             ) from error
