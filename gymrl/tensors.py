@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gymrl.errors import RewardContractError, RowValueError
+from gymrl.routed_experts import MISSING, RouteFormatError, routes_or_missing, unknown_routes
 from gymrl.scoring import env_reward, hit_max_tokens
 from gymrl.scoring.length_penalty.apply import PREFIX
 from gymrl.types import Failure, Trajectory
@@ -39,6 +40,7 @@ class PackedBatch:
         weight_versions: int64 ``[N]``: see :class:`RolloutBatch`.
         cu_seqlens: int32 ``[B + 1]``: sample b is ``[cu_seqlens[b], cu_seqlens[b + 1])``.
         max_seqlen: The longest sample.
+        routed_experts: ``[N, L, K]`` or None, as the batch's.
     """
 
     token_ids: torch.Tensor
@@ -47,6 +49,7 @@ class PackedBatch:
     weight_versions: torch.Tensor
     cu_seqlens: torch.Tensor
     max_seqlen: int
+    routed_experts: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,10 @@ class RolloutBatch:
         lengths: int64 ``[B]``: tokens of each sample.
         group_index: int64 ``[B]``: which group of the call a sample belongs to, from 0.
         pad_token_id: What `token_ids` and `input_ids` are padded with.
+        routed_experts: int8, int16 or int32 ``[B, T, L, K]``: the experts that each token went
+            through, -1 where that is not known and in the padding; None where no sample has any.
+        missing_routes: int64 ``[B]``: tokens of each sample that a loss may depend on and whose
+            route is not known; None without routes.
     """
 
     final_batch: dict[str, Any]
@@ -91,6 +98,8 @@ class RolloutBatch:
     lengths: torch.Tensor
     group_index: torch.Tensor
     pad_token_id: int
+    routed_experts: torch.Tensor | None = None
+    missing_routes: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.lengths.shape[0])
@@ -113,6 +122,7 @@ class RolloutBatch:
             weight_versions=self.weight_versions[real_BT],
             cu_seqlens=cu_seqlens,
             max_seqlen=int(self.lengths.max()),
+            routed_experts=None if self.routed_experts is None else self.routed_experts[real_BT],
         )
 
 
@@ -158,7 +168,8 @@ def to_batch(
         with_env_reward: Whether there is a column `env_reward`; None: if a length rule spoke.
 
     Raises:
-        RowValueError: There is no group, or `pad_to_multiple` is not positive.
+        RowValueError: There is no group, `pad_to_multiple` is not positive, or samples have routes
+            of different models.
         RewardContractError: A trajectory's reward is not finite.
     """
     samples = [
@@ -170,6 +181,7 @@ def to_batch(
         raise RowValueError("no rows to make a batch of: give at least one group")
     if pad_to_multiple <= 0:
         raise RowValueError(f"pad_to_multiple={pad_to_multiple}: must be positive")
+    routes = _attached_routes(samples)
     lengths_B = torch.tensor([sample.token_ids.shape[0] for sample in samples])
     width = -(-int(lengths_B.max()) // pad_to_multiple) * pad_to_multiple
     columns = {
@@ -201,6 +213,41 @@ def to_batch(
         lengths=lengths_B,
         group_index=torch.tensor([sample.group for sample in samples]),
         pad_token_id=pad_token_id,
+        routed_experts=None if routes is None else _pad(routes, width, MISSING),
+        missing_routes=None if routes is None else _num_missing(samples, routes),
+    )
+
+
+def _attached_routes(samples: Sequence[_Sample]) -> list[torch.Tensor] | None:
+    """Routes of every sample, and on every message; None where no sample has any."""
+    given = [None if s.trajectory is None else s.trajectory.routed_experts for s in samples]
+    try:
+        arrays = routes_or_missing(given, [s.token_ids.shape[0] for s in samples])
+    except RouteFormatError as error:
+        raise RowValueError(f"routed_experts of the batch: {error}") from error
+    if arrays is None:
+        return None
+    routes = [_shared(array) for array in arrays]
+    for sample, tensor in zip(samples, routes, strict=True):
+        _attach_routes(sample.messages, tensor)
+    return routes
+
+
+def _attach_routes(messages: list[dict[str, Any]], routes: torch.Tensor) -> None:
+    start = 0
+    for message in messages:
+        end = start + message["token_ids"].shape[0]
+        message["routed_experts"] = routes[start:end]
+        start = end
+
+
+def _num_missing(samples: Sequence[_Sample], routes: Sequence[torch.Tensor]) -> torch.Tensor:
+    turns = [() if s.trajectory is None else s.trajectory.turns for s in samples]
+    return torch.tensor(
+        [
+            unknown_routes(tensor.numpy(), [(turn.generation_start, turn.end) for turn in each])
+            for tensor, each in zip(routes, turns, strict=True)
+        ]
     )
 
 
@@ -211,9 +258,16 @@ def message_log(trajectory: Trajectory) -> list[dict[str, Any]]:
     ``assistant``), ``content`` (text, "" where the worker kept none), ``token_ids`` (int64 ``[L]``)
     and ``token_loss_mask`` (bool ``[L]``). An assistant message also has ``generation_logprobs``
     (float32 ``[L]``), ``is_invalid_tool_call`` and ``has_malformed_thinking``. The messages' tokens
-    in order are the trajectory's; they share memory with each other's neighbours.
+    in order are the trajectory's; they share memory with each other's neighbours. Where the
+    trajectory has routes, each message has its slice of them, ``routed_experts``; in a batch where
+    some sample has routes, every message has them, -1 where they are not known.
     """
-    return _messages(trajectory, _token_tensor(trajectory.token_ids), _shared(trajectory.logprobs))
+    messages = _messages(
+        trajectory, _token_tensor(trajectory.token_ids), _shared(trajectory.logprobs)
+    )
+    if trajectory.routed_experts is not None:
+        _attach_routes(messages, _shared(trajectory.routed_experts))
+    return messages
 
 
 def _messages(
@@ -330,7 +384,8 @@ def _floats(values: Iterable[float]) -> torch.Tensor:
 
 
 def _pad(tensors: Sequence[torch.Tensor], width: int, fill: float) -> torch.Tensor:
-    padded = torch.full((len(tensors), width), fill, dtype=tensors[0].dtype)
+    shape = (len(tensors), width, *tensors[0].shape[1:])
+    padded = torch.full(shape, fill, dtype=tensors[0].dtype)
     for index, tensor in enumerate(tensors):
         padded[index, : tensor.shape[0]] = tensor
     return padded

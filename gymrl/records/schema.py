@@ -8,9 +8,11 @@ import numpy as np
 from gymrl._version import __version__
 from gymrl.config import LogprobsMode
 from gymrl.errors import RowValueError
+from gymrl.routed_experts import RouteFormatError, decode_routes, encode_routes
 from gymrl.types import (
     Failure,
     Reward,
+    RoutesArray,
     Row,
     SideTrajectory,
     Trajectory,
@@ -49,18 +51,22 @@ class SamplingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs_mode: LogprobsMode | None = None
 
 
-class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A :class:`~gymrl.types.SideTrajectory` with its arrays as lists."""
+class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A :class:`~gymrl.types.SideTrajectory` with its arrays as lists, its routes as an envelope."""
 
     token_ids: list[int]
     logprobs: list[float]
     turns: tuple[Turn, ...]
+    routed_experts: str | None = None
 
     @classmethod
     def of(cls, side: SideTrajectory) -> SideTrajectoryRecord:
         """The record of a side trajectory."""
         return cls(
-            token_ids=side.token_ids.tolist(), logprobs=side.logprobs.tolist(), turns=side.turns
+            token_ids=side.token_ids.tolist(),
+            logprobs=side.logprobs.tolist(),
+            turns=side.turns,
+            routed_experts=written_routes(side.routed_experts),
         )
 
     def sample(self) -> SideTrajectory:
@@ -69,11 +75,29 @@ class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True):
             token_ids=np.array(self.token_ids, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             turns=self.turns,
+            routed_experts=_read_routes(self.routed_experts, len(self.token_ids)),
         )
 
 
+def written_routes(routes: RoutesArray | None) -> str | None:
+    """Routes as a file has them: see :func:`gymrl.routed_experts.encode_routes`."""
+    return None if routes is None else encode_routes(routes)
+
+
+def _read_routes(envelope: str | None, num_tokens: int) -> RoutesArray | None:
+    if envelope is None:
+        return None
+    routes = decode_routes(envelope)
+    if len(routes) != num_tokens:
+        raise RouteFormatError(f"{len(routes)} rows of routes for {num_tokens} tokens")
+    return routes
+
+
 class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A :class:`~gymrl.types.Trajectory` with its arrays as lists and its answer as JSON."""
+    """A :class:`~gymrl.types.Trajectory` with its arrays as lists and its answer as JSON.
+
+    Its routes are an envelope (:mod:`gymrl.routed_experts`).
+    """
 
     agent: str
     token_ids: list[int]
@@ -88,6 +112,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     notes: dict[str, int] = {}
     side_trajectories: tuple[SideTrajectoryRecord, ...] = ()
     weight_versions: tuple[WeightVersionSpan, ...] = ()
+    routed_experts: str | None = None
 
 
 class RowRecord(
@@ -137,7 +162,11 @@ class RowRecord(
         )
 
     def sample(self) -> Trajectory | Failure:
-        """The trajectory, its arrays as they were; or the failure."""
+        """The trajectory, its arrays as they were; or the failure.
+
+        Raises:
+            RowValueError: The record has neither, or routes that are none of its tokens'.
+        """
         record = self.trajectory
         if record is None:
             if self.failure is None:
@@ -150,5 +179,11 @@ class RowRecord(
         fields["token_ids"] = np.array(record.token_ids, dtype=np.int32)
         fields["logprobs"] = np.array(record.logprobs, dtype=np.float32)
         fields["result"] = bytes(record.result)
-        fields["side_trajectories"] = tuple(s.sample() for s in record.side_trajectories)
+        try:
+            fields["routed_experts"] = _read_routes(record.routed_experts, len(record.token_ids))
+            fields["side_trajectories"] = tuple(s.sample() for s in record.side_trajectories)
+        except RouteFormatError as error:
+            raise RowValueError(
+                f"the record of row {self.index}: routed_experts: {error}", row=self.index
+            ) from error
         return Trajectory(**fields)

@@ -18,6 +18,7 @@ from gymrl.records.schema import (
     SamplingRecord,
     SideTrajectoryRecord,
     TrajectoryRecord,
+    written_routes,
 )
 from gymrl.types import Failure, Trajectory
 
@@ -130,6 +131,7 @@ def _trajectory_record(trajectory: Trajectory, index: int) -> TrajectoryRecord:
     fields["side_trajectories"] = tuple(
         SideTrajectoryRecord.of(side) for side in trajectory.side_trajectories
     )
+    fields["routed_experts"] = written_routes(trajectory.routed_experts)
     fields["result"] = msgspec.Raw(_one_line(trajectory.result))
     return TrajectoryRecord(**fields)
 

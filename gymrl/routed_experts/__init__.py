@@ -30,6 +30,7 @@ from gymrl.routed_experts.experts import (
 from gymrl.routed_experts.sequence import (
     RouteCountError,
     RouteSequence,
+    num_expected_routes,
     padded_routes,
     routes_or_missing,
     unknown_routes,
@@ -48,6 +49,7 @@ __all__ = [
     "encode_routes",
     "fit_routes",
     "missing_routes",
+    "num_expected_routes",
     "padded_routes",
     "routes_dtype",
     "routes_of_npy",

@@ -166,18 +166,27 @@ def padded_routes(routes: RoutesArray, num_prompt: int, num_sampled: int) -> Rou
     return np.concatenate([routes, padding])
 
 
-def unknown_routes(routes: RoutesArray, spans: Sequence[tuple[int, int]]) -> int:
-    """How many tokens that a loss may depend on have no route.
+def num_expected_routes(spans: Sequence[tuple[int, int]]) -> int:
+    """How many tokens there are whose routes a loss may depend on.
 
-    A token's route matters where a token after it was sampled. So the last token of all does not
-    count; nor does what follows the last sampled one.
+    A token's route matters where a token after it was sampled. So neither the last sampled token
+    counts, nor what follows it.
+
+    Args:
+        spans: Sampled tokens as ``[start, end)``.
+    """
+    return max(0, max((end for start, end in spans if end > start), default=0) - 1)
+
+
+def unknown_routes(routes: RoutesArray, spans: Sequence[tuple[int, int]]) -> int:
+    """How many of those have no route.
 
     Args:
         routes: ``[T, L, K]``.
-        spans: Sampled tokens as ``[start, end)``, ascending.
+        spans: As for :func:`num_expected_routes`.
     """
-    end = max((end for start, end in spans if end > start), default=0)
-    return int((routes[: max(end - 1, 0)] == MISSING).all(axis=(1, 2)).sum())
+    count = num_expected_routes(spans)
+    return int((routes[:count] == MISSING).all(axis=(1, 2)).sum())
 
 
 def routes_or_missing(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gymrl.routed_experts import num_expected_routes, unknown_routes
 from gymrl.scoring.answer import Answer
 from gymrl.scoring.length_penalty.apply import env_reward
 from gymrl.scoring.masks import hit_max_tokens
@@ -71,6 +72,7 @@ def measure(
         _termination_stats(pairs, max_total_tokens),
         agent_stats(pairs),
         diagnostic_stats([trajectory for trajectory, _ in pairs]),
+        route_stats([trajectory for trajectory, _ in pairs]),
         failure_stats(group.failures),
     ]
     if with_tables:
@@ -145,6 +147,37 @@ def diagnostic_stats(trajectories: Sequence[Trajectory]) -> GroupStats:
             "group_reward_std/mean": (stddev(totals),),
             "group_reward_range/mean": (max(totals) - min(totals),),
         }
+    )
+
+
+def route_stats(trajectories: Sequence[Trajectory]) -> GroupStats:
+    """How many tokens' routes are left to the trainer's own router, where a sample has routes.
+
+    ``r3/routed_experts_expected_token_routes`` counts the tokens that a loss may depend on: all up
+    to the last sampled one, that one not included. Of these
+    ``r3/routed_experts_actual_token_routes`` have routes and
+    ``r3/routed_experts_fallback_token_routes`` have none, which is
+    ``r3/routed_experts_fallback_token_route_fraction`` of them (0.0 where nothing was expected);
+    ``r3/routed_experts_fallback_samples`` have such a token.
+    """
+    if all(trajectory.routed_experts is None for trajectory in trajectories):
+        return GroupStats()
+    expected = missing = samples = 0
+    for trajectory in trajectories:
+        spans = [(turn.generation_start, turn.end) for turn in trajectory.turns]
+        count = num_expected_routes(spans)
+        unknown = count
+        if trajectory.routed_experts is not None:
+            unknown = unknown_routes(trajectory.routed_experts, spans)
+        expected, missing, samples = expected + count, missing + unknown, samples + (unknown > 0)
+    return GroupStats(
+        counts={
+            "r3/routed_experts_fallback_samples": samples,
+            "r3/routed_experts_fallback_token_routes": missing,
+            "r3/routed_experts_expected_token_routes": expected,
+            "r3/routed_experts_actual_token_routes": expected - missing,
+        },
+        ratios={"r3/routed_experts_fallback_token_route_fraction": (missing, expected)},
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gymrl.scoring.answer import Answer
-from gymrl.scoring.metrics import agent_stats, diagnostic_stats, failure_stats
+from gymrl.scoring.metrics import agent_stats, diagnostic_stats, failure_stats, route_stats
 from gymrl.scoring.stats import GroupStats
 from gymrl.types import Trajectory
 
@@ -34,7 +34,8 @@ def native_group_stats(group: RolloutGroup) -> GroupStats:
     (terminated and not truncated), ``truncation_rate``, ``max_turns_reached_rate``. Counts:
     ``total_turns`` and ``per_worker_token_counts/<worker>`` (sampled tokens by generator).
 
-    Failed samples are in none of these; they are counted under ``rollout_failures/``.
+    Where a sample has routes, those of :func:`~gymrl.scoring.metrics.route_stats` as well. Failed
+    samples are in none of these; they are counted under ``rollout_failures/``.
     """
     pairs = [
         (sample, Answer(sample.result))
@@ -47,6 +48,7 @@ def native_group_stats(group: RolloutGroup) -> GroupStats:
             _turn_stats([trajectory for trajectory, _ in pairs]),
             agent_stats(pairs),
             diagnostic_stats([trajectory for trajectory, _ in pairs]),
+            route_stats([trajectory for trajectory, _ in pairs]),
             failure_stats(group.failures),
         ]
     )

@@ -53,6 +53,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
         means: Values by metric name, reported as their mean.
         medians: Values by metric name, reported as their median.
         counts: Sums by metric name.
+        ratios: By metric name a part and its whole, both sums, reported as their quotient; 0.0
+            where the whole is 0.
         tables: By metric name, (row index, row of JSON) pairs.
     """
 
@@ -60,6 +62,7 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     means: dict[str, tuple[float, ...]] = {}
     medians: dict[str, tuple[float, ...]] = {}
     counts: dict[str, int] = {}
+    ratios: dict[str, tuple[int, int]] = {}
     tables: dict[str, tuple[tuple[int, str], ...]] = {}
 
     @classmethod
@@ -67,14 +70,19 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
         """All parts as one; each value is copied once."""
         together = list(parts)
         counts: dict[str, int] = {}
+        ratios: dict[str, tuple[int, int]] = {}
         for part in together:
             for name, number in part.counts.items():
                 counts[name] = counts.get(name, 0) + number
+            for name, (some, whole) in part.ratios.items():
+                before = ratios.get(name, (0, 0))
+                ratios[name] = (before[0] + some, before[1] + whole)
         return cls(
             distributions=_pooled(part.distributions for part in together),
             means=_pooled(part.means for part in together),
             medians=_pooled(part.medians for part in together),
             counts=counts,
+            ratios=ratios,
             tables=_pooled(part.tables for part in together),
         )
 
@@ -88,6 +96,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
             if values:
                 found[name] = float(statistics.median(values))
         found.update({name: float(number) for name, number in self.counts.items()})
+        for name, (some, whole) in self.ratios.items():
+            found[name] = some / whole if whole else 0.0
         return found
 
     def histograms(self) -> dict[str, list[float]]:
