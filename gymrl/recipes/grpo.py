@@ -5,8 +5,10 @@
     python -m gymrl.recipes.grpo                                   # one process trains
     torchrun --standalone --nproc-per-node 2 -m gymrl.recipes.grpo # two do
     torchrun ... -m gymrl.recipes.grpo my.yaml --set steps=200
+    torchrun ... -m gymrl.recipes.grpo --task look_up
 
-Without a file it teaches a tiny untrained model to say words (:mod:`gymrl.recipes.say_word`).
+Without a file or a task it teaches a tiny untrained model to say words
+(:mod:`gymrl.recipes.say_word`).
 """
 
 from __future__ import annotations
@@ -27,15 +29,14 @@ from gymrl.generation.models import resolve_model
 from gymrl.generation.transformers import without_progress_bars
 from gymrl.recipes import checkpoint
 from gymrl.recipes.loss import OtherLogprobs, group_advantages, token_loss
-from gymrl.recipes.micro_batches import MicroBatch, token_micro_batches
-from gymrl.recipes.say_word import build_word_model
-from gymrl.recipes.settings import GrpoConfig, read_config, rollout_config, validation_rows
+from gymrl.recipes.micro_batches import MicroBatch, Samples, token_micro_batches
+from gymrl.recipes.settings import GrpoConfig, read_config, rollout_config
+from gymrl.recipes.tasks import OWN_TASKS, validation_rows
 from gymrl.recipes.tracking import Tracker
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from gymrl.tensors import RolloutBatch
     from gymrl.torchrun import Rollouts, Share
 
 logger = logging.getLogger(__name__)
@@ -88,10 +89,9 @@ class Trainer:
             Numbers over all ranks' tokens.
         """
         config = self._config
-        batch = share.batch(pad_token_id=self._pad_token_id) if share.groups else None
-        micro_batches = self._micro_batches(batch)
+        micro_batches = self._micro_batches(share)
         tokens = self._sum([float(sum(int(m.mask.sum()) for m in micro_batches))])[0]
-        totals = torch.zeros(6, dtype=torch.float64)
+        totals = torch.zeros(7, dtype=torch.float64)
         worst_gap = 0.0
         norm = 0.0
         for update in range(config.updates_per_step):
@@ -104,7 +104,7 @@ class Trainer:
                 totals += numbers
                 worst_gap = max(worst_gap, gap)
             norm = self._update()
-        policy, kl, clipped, weight, entropy, gap_sum = self._sum(totals.tolist())
+        policy, kl, clipped, weight, entropy, gap_sum, fresh = self._sum(totals.tolist())
         per_update = max(tokens, 1.0) * config.updates_per_step
         return {
             "loss": policy / per_update,
@@ -112,31 +112,44 @@ class Trainer:
             "clipped_rate": clipped / per_update,
             "importance_weight": weight / per_update,
             "entropy": entropy / per_update,
-            "logprob_gap_mean": gap_sum / max(tokens, 1.0),
+            "logprob_gap_mean": gap_sum / max(fresh, 1.0),
             "logprob_gap_max": self._max(worst_gap),
             "gradient_norm": norm,
             "trained_tokens": tokens,
         }
 
-    def _micro_batches(self, batch: RolloutBatch | None) -> list[MicroBatch]:
+    def _micro_batches(self, share: Share) -> list[MicroBatch]:
         """This rank's, as many as every other rank has: sharded layers run in step."""
         micro_batches: list[MicroBatch] = []
-        if batch is not None:
-            columns = batch.final_batch
-            advantages = group_advantages(
-                columns["total_reward"],
-                batch.reward_valid,
-                batch.group_index,
-                self._config.advantage,
-            )
-            trains = batch.reward_valid & ~columns["mask_sample"] & (columns["loss_multiplier"] > 0)
+        if share.groups:
+            samples = self._samples(share)
+            limit = self._config.micro_batch_tokens
             micro_batches = [
-                MicroBatch.of(batch, indices, advantages, trains)
-                for indices in token_micro_batches(batch.lengths, self._config.micro_batch_tokens)
+                MicroBatch(samples.at(indices))
+                for indices in token_micro_batches(samples.lengths, limit)
             ]
         wanted = int(self._max(float(max(1, len(micro_batches)))))
-        empty = MicroBatch.empty(self._pad_token_id)
-        return micro_batches + [empty] * (wanted - len(micro_batches))
+        missing = wanted - len(micro_batches)
+        return micro_batches + [MicroBatch(Samples.empty(self._pad_token_id))] * missing
+
+    def _samples(self, share: Share) -> Samples:
+        batch = share.batch(pad_token_id=self._pad_token_id)
+        columns, valid = batch.final_batch, batch.reward_valid
+        ages = share.token_ages(batch)
+        trains = valid & ~columns["mask_sample"] & (columns["loss_multiplier"] > 0)
+        mask = batch.token_mask & trains[:, None]
+        if self._config.loss.max_token_age is not None:
+            mask &= ages <= self._config.loss.max_token_age
+        return Samples(
+            token_ids=batch.token_ids,
+            lengths=batch.lengths,
+            mask=mask,
+            sampled=batch.generation_logprobs,
+            ages=ages,
+            advantages=group_advantages(
+                columns["total_reward"], valid, batch.group_index, self._config.advantage
+            ),
+        )
 
     def _forward(
         self, micro: MicroBatch, *, is_first: bool
@@ -149,11 +162,13 @@ class Trainer:
         if self._reference is not None:
             with torch.no_grad():
                 reference = self._logprobs(self._reference, micro)[0]
-        others = OtherLogprobs(micro.proximal, micro.sampled, reference)
+        others = OtherLogprobs(micro.proximal, micro.sampled, micro.is_stale, reference)
         terms = token_loss(logprobs, others, micro.advantages, micro.mask, config.loss)
         loss = terms.policy + config.kl_coefficient * terms.kl
-        gaps = ((micro.proximal - micro.sampled).abs() * micro.mask) if is_first else micro.mask * 0
-        numbers = [*terms, (entropy * micro.mask).sum(), gaps.sum()]
+        # The weights of the step sampled these tokens: trainer and generator must agree on them.
+        is_fresh = micro.mask & ~micro.is_stale & is_first
+        gaps = (micro.proximal - micro.sampled).abs() * is_fresh
+        numbers = [*terms, (entropy * micro.mask).sum(), gaps.sum(), is_fresh.sum()]
         return (
             loss,
             torch.tensor([float(number.detach()) for number in numbers], dtype=torch.float64),
@@ -211,11 +226,7 @@ class Trainer:
 def train(config: GrpoConfig, *, is_live: bool = False) -> None:
     """Run to the last step, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
-    untrained = Path(config.output) / f"model-{config.seed}"
-    if config.model is None:
-        model_path = str(build_word_model(untrained, seed=config.seed, layers=1))
-    else:
-        model_path = resolve_model(config.model)
+    model_path = _model_path(config)
     job, rows = rollout_config(config, model_path)
     with gymrl.torchrun.rollouts(job, rows=rows) as rollouts, contextlib.ExitStack() as stack:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
@@ -246,6 +257,13 @@ def train(config: GrpoConfig, *, is_live: bool = False) -> None:
                 checkpoint.save(config.output, step, trainer.model, trainer.optimizer, extra)
         if tracker is not None and is_live:
             logger.info("the rewards are drawn in %s", tracker.plot())
+
+
+def _model_path(config: GrpoConfig) -> str:
+    if config.model is not None:
+        return resolve_model(config.model)
+    directory = Path(config.output) / f"model-{config.seed}"
+    return str(OWN_TASKS[config.benchmark].build_model(directory, config.seed))
 
 
 def _loaded(path: str) -> Any:

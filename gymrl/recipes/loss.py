@@ -56,25 +56,33 @@ class LossSettings(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     Attributes:
         clip_low: How far the ratio of probabilities may fall.
         clip_high: How far it may rise.
-        max_importance_weight: Largest correction of a token that older weights sampled.
+        max_importance_weight: Largest correction of a token that other weights sampled.
+        corrected: Which tokens are weighted by how much likelier the weights of the step make them
+            than the generator did: those that older weights sampled (``stale``), or ``all``, which
+            also evens out a generator that computes otherwise than the trainer.
+        max_token_age: Tokens that were sampled more weight updates ago train nothing; None: all do.
     """
 
     clip_low: float = 0.2
     clip_high: float = 0.2
     max_importance_weight: float = 2.0
+    corrected: Literal["stale", "all"] = "stale"
+    max_token_age: int | None = None
 
 
 class OtherLogprobs(NamedTuple):
-    """Log-probabilities of the same tokens by other weights, each float ``[B, T]``.
+    """Log-probabilities of the same tokens by other weights, float ``[B, T]`` but for `is_stale`.
 
     Attributes:
         proximal: Of the weights at the start of this step.
         sampled: Of the generator, when it sampled.
+        is_stale: bool ``[B, T]``: tokens that weights older than those of the step sampled.
         reference: Of the policy to stay near, if there is one.
     """
 
     proximal: torch.Tensor
     sampled: torch.Tensor
+    is_stale: torch.Tensor
     reference: torch.Tensor | None = None
 
 
@@ -97,7 +105,8 @@ def token_loss(
     r"""Clipped loss, summed over tokens; divide by the number of tokens of all ranks.
 
     With :math:`r = \pi / \pi_{prox}` and :math:`w = \min(\pi_{prox} / \pi_{gen}, w_{max})`:
-    :math:`-w \min(r A, clip(r, 1 - \epsilon_l, 1 + \epsilon_h) A)`. The divergence from the
+    :math:`-w \min(r A, clip(r, 1 - \epsilon_l, 1 + \epsilon_h) A)`; w is 1 for tokens that
+    `settings.corrected` leaves alone. The divergence from the
     reference is estimated as :math:`e^d - d - 1` with :math:`d = \log \pi_{ref} - \log \pi`
     (Schulman's k3).
 
@@ -113,7 +122,8 @@ def token_loss(
     # Outside the mask the numbers are padding's; they must not become inf * 0.
     ratio = torch.where(mask, logprobs - others.proximal, zero).exp()
     bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    weight = torch.where(mask, others.proximal - others.sampled, zero).exp()
+    is_corrected = mask & others.is_stale if settings.corrected == "stale" else mask
+    weight = torch.where(is_corrected, others.proximal - others.sampled, zero).exp()
     weight = weight.clamp(max=settings.max_importance_weight).detach()
     objective = weight * torch.minimum(ratio * advantage, bounded * advantage)
     kl = zero

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,52 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gymrl.tensors import RolloutBatch
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """What is learned from, in the batch's axes: B samples, T tokens.
+
+    Attributes:
+        token_ids: int64 ``[B, T]``.
+        lengths: int64 ``[B]``.
+        mask: bool ``[B, T]``: tokens that count in the loss.
+        sampled: float32 ``[B, T]``: the generator's log-probabilities.
+        ages: int64 ``[B, T]``: weight updates since each was sampled.
+        advantages: float32 ``[B]``.
+    """
+
+    token_ids: torch.Tensor
+    lengths: torch.Tensor
+    mask: torch.Tensor
+    sampled: torch.Tensor
+    ages: torch.Tensor
+    advantages: torch.Tensor
+
+    def at(self, indices: Sequence[int]) -> Samples:
+        """Some of them, cut to the longest."""
+        rows = torch.tensor(indices)
+        width = max(2, int(self.lengths[rows].max()))
+        return Samples(
+            token_ids=self.token_ids[rows, :width],
+            lengths=self.lengths[rows],
+            mask=self.mask[rows, :width],
+            sampled=self.sampled[rows, :width],
+            ages=self.ages[rows, :width],
+            advantages=self.advantages[rows],
+        )
+
+    @classmethod
+    def empty(cls, pad_token_id: int) -> Samples:
+        """One that trains nothing, for a rank that has less than others."""
+        nothing = torch.zeros(1, 2)
+        return cls(
+            token_ids=torch.full((1, 2), pad_token_id),
+            lengths=torch.tensor([2]),
+            mask=nothing.bool(),
+            sampled=nothing,
+            ages=nothing.long(),
+            advantages=torch.zeros(1),
+        )
 
 
 class MicroBatch:
@@ -18,50 +64,25 @@ class MicroBatch:
     Nothing is computed for what stands before the first token that counts: with `start` tokens left
     out, everything but `token_ids` and `attention`, which are ``[B, T]``, is ``[B, T - 1 - start]``
     and begins with token ``start + 1``.
+
+    Args:
+        samples: All of them.
+
+    Attributes:
+        proximal: Log-probabilities of the weights at the start of the step, once they are known.
     """
 
-    def __init__(
-        self,
-        token_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        mask: torch.Tensor,
-        sampled: torch.Tensor,
-        advantages: torch.Tensor,
-    ) -> None:
-        self.token_ids = token_ids
-        self.attention = (torch.arange(token_ids.shape[1]) < lengths[:, None]).long()
-        counts = mask[:, 1:].any(0).nonzero()
-        self.start = int(counts[0]) if len(counts) else token_ids.shape[1] - 2
-        self.mask = mask[:, 1 + self.start :]
-        self.sampled = sampled[:, 1 + self.start :]
-        self.advantages = advantages
+    def __init__(self, samples: Samples) -> None:
+        self.token_ids = samples.token_ids
+        width = samples.token_ids.shape[1]
+        self.attention = (torch.arange(width) < samples.lengths[:, None]).long()
+        counts = samples.mask[:, 1:].any(0).nonzero()
+        self.start = int(counts[0]) if len(counts) else width - 2
+        self.mask = samples.mask[:, 1 + self.start :]
+        self.sampled = samples.sampled[:, 1 + self.start :]
+        self.is_stale = samples.ages[:, 1 + self.start :] > 0
+        self.advantages = samples.advantages
         self.proximal = self.sampled
-
-    @classmethod
-    def of(
-        cls,
-        batch: RolloutBatch,
-        indices: Sequence[int],
-        advantages: torch.Tensor,
-        trains: torch.Tensor,
-    ) -> MicroBatch:
-        """Some rows of a batch, cut to the longest of them; those that don't train are masked."""
-        rows = torch.tensor(indices)
-        width = max(2, int(batch.lengths[rows].max()))
-        return cls(
-            batch.token_ids[rows, :width],
-            batch.lengths[rows],
-            batch.token_mask[rows, :width] & trains[rows, None],
-            batch.generation_logprobs[rows, :width],
-            advantages[rows],
-        )
-
-    @classmethod
-    def empty(cls, pad_token_id: int) -> MicroBatch:
-        """One that trains nothing, for a rank that has less than others."""
-        pad = torch.full((1, 2), pad_token_id)
-        off = torch.zeros(1, 2, dtype=torch.bool)
-        return cls(pad, torch.tensor([2]), off, torch.zeros(1, 2), torch.zeros(1))
 
 
 def token_micro_batches(lengths: torch.Tensor, max_tokens: int) -> list[list[int]]:

@@ -7,20 +7,15 @@ has the environment, the tasks, and the untrained model with its word-level toke
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
-
 from gymrl.benchmark.base import simple_agent_servers
-from gymrl.generation.transformers import without_progress_bars
 from gymrl.gym.embedded.resources import ResourcesServer, Verdict
+from gymrl.recipes.tiny_model import word_tokenizer, write_tiny_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gymrl.gym.embedded.reply import Reply
 
 WORDS = ("red", "blue", "green", "cat", "dog", "sun", "moon", "tree")
@@ -29,7 +24,6 @@ WORDS = ("red", "blue", "green", "cat", "dog", "sun", "moon", "tree")
 ROUTE = "say_word"
 PARTIAL_CREDIT = 0.2
 
-_SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>", "<unk>")
 _TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + ' ' + message.content + '<|im_end|> ' }}
@@ -70,61 +64,15 @@ def say_word_servers() -> dict[str, Any]:
 
 
 def build_word_model(directory: str | Path, *, seed: int = 0, layers: int = 2) -> Path:
-    """Write an untrained Llama with a word-level tokenizer and a ChatML template.
+    """Write an untrained model that knows the words; see :func:`~.tiny_model.write_tiny_model`.
 
     Args:
-        directory: Appears whole, so that ranks may build it side by side; one that exists is left
-            as it is.
-        seed: Of the weights; torch's global generator is left as it was.
+        directory: Appears whole; one that exists is left as it is.
+        seed: Of the weights.
         layers: Each has 0.26 million parameters.
 
     Returns:
         The directory.
     """
-    target = Path(directory)
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer = _build_tokenizer()
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with tempfile.TemporaryDirectory(dir=target.parent) as parent:
-        aside = Path(parent) / "model"
-        with without_progress_bars():
-            model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        with contextlib.suppress(OSError):  # another rank was first
-            aside.rename(target)
-    return target
-
-
-def _build_tokenizer() -> Any:
-    words = [*_SPECIAL, "user", "assistant", "system", "say", "the", "word", ":", ".", *WORDS]
-    model = models.WordLevel(
-        {word: i for i, word in enumerate(words)}, unk_token="<unk>"
-    )  # a token of a text, not a secret
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-    )
-    fast.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    fast.chat_template = _TEMPLATE
-    return fast
+    words = ("user", "assistant", "system", "say", "the", "word", ":", ".", *WORDS)
+    return write_tiny_model(directory, word_tokenizer(words, _TEMPLATE), seed=seed, layers=layers)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import yaml
 
-from gymrl.benchmark import load_benchmark
 from gymrl.config import (
     Config,
     GenerationConfig,
@@ -18,13 +19,15 @@ from gymrl.config import (
     require,
 )
 from gymrl.recipes.loss import Advantage, LossSettings
-from gymrl.recipes.say_word import say_word_rows, say_word_servers
+from gymrl.recipes.tasks import OWN_TASKS, training_task
 from gymrl.torchrun import PerNode, TorchrunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gymrl.benchmark import Benchmark
+
+PRESETS = {file.stem: file for file in (Path(__file__).parent / "presets").glob("*.yaml")}
+"""Files of settings that come with the recipe, by name."""
 
 
 class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,10 +35,10 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         output: Directory of checkpoints and metrics; a run that finds a checkpoint goes on from it.
-        benchmark: ``say_word``, or what :func:`gymrl.load_benchmark` knows.
+        benchmark: ``say_word``, ``look_up``, or what :func:`gymrl.load_benchmark` knows.
         benchmark_params: Its own settings, as :func:`gymrl.load_benchmark` takes them.
         num_tasks: Tasks of the benchmark.
-        model: A directory, hub id or ``smollm2``; None: an untrained model that knows the words of `say_word`.
+        model: A directory, hub id or ``smollm2``; None: the tiny model of the recipe's own tasks.
         backend: What generates.
         steps: Of the run.
         prompts_per_step: Groups of all ranks in a step.
@@ -55,6 +58,8 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         validation_prompts: Groups of a validation, one attempt each.
         checkpoint_every: Steps; 0 never.
         seed: Of the untrained model, the data's order and all sampling.
+        token_source: Where tokens come from; see :class:`~gymrl.config.GymConfig`. ``both`` proves
+            that no agent changed them, and ``both`` and ``ledger`` tell which weights sampled each.
         per_node: Workers of each node.
         in_process: Everything in this process, so that breakpoints stop; one rank.
         tensorboard: Write its events.
@@ -62,7 +67,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     output: str = "runs/grpo"
     benchmark: str = "say_word"
-    benchmark_params: dict[str, Any] = {}
+    benchmark_params: dict[str, Any] = msgspec.field(default_factory=dict)
     num_tasks: int = 64
     model: str | None = None
     backend: Literal["transformers", "vllm"] = "transformers"
@@ -84,6 +89,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     validation_prompts: int = 8
     checkpoint_every: int = 10
     seed: int = 0
+    token_source: Literal["messages", "ledger", "both"] = "both"
     per_node: PerNode = PerNode()
     in_process: bool = False
     tensorboard: bool = True
@@ -97,7 +103,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "a group of one has nothing to compare with; use 2 or more",
         )
         require(
-            self.model is not None or self.benchmark == "say_word",
+            self.model is not None or self.benchmark in OWN_TASKS,
             "model",
             self.model,
             f"name one for the benchmark {self.benchmark!r}",
@@ -106,38 +112,19 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def rollout_config(config: GrpoConfig, model: str) -> tuple[TorchrunConfig, list[dict[str, Any]]]:
     """The rollouts of a run, and its tasks."""
-    if config.benchmark == "say_word":
-        rows, servers = say_word_rows(), say_word_servers()
-    else:
-        benchmark = _benchmark(config, config.num_tasks, config.seed)
-        rows, servers = list(benchmark.rows), benchmark.servers
+    rows, servers = training_task(config)
     samples = config.prompts_per_step * config.num_generations
     rollout = RolloutConfig(
         generation=GenerationConfig(
             model=model, backend=config.backend, max_batch_size=min(256, samples), num_threads=1
         ),
-        gym=GymConfig(servers=servers, decode_text=False),
+        gym=GymConfig(servers=servers, decode_text=False, token_source=config.token_source),
         sampling=config.sampling,
         failure_policy="mask",
         seed=config.seed,
         in_process=config.in_process,
     )
     return TorchrunConfig(rollout=rollout, per_node=config.per_node), rows
-
-
-def validation_rows(config: GrpoConfig) -> list[dict[str, Any]]:
-    """Tasks of the validation; for a generated benchmark none that is trained on."""
-    count = config.validation_prompts
-    if config.benchmark == "say_word":
-        rows = say_word_rows()
-        return [rows[index % len(rows)] for index in range(count)]
-    # Another seed, other tasks.
-    return list(_benchmark(config, count, config.seed + 1_000_003).rows)
-
-
-def _benchmark(config: GrpoConfig, num_tasks: int, seed: int) -> Benchmark:
-    params = config.benchmark_params
-    return load_benchmark(config.benchmark, num_tasks=num_tasks, seed=seed, params=params)
 
 
 def read_config(arguments: Sequence[str]) -> tuple[GrpoConfig, bool]:
@@ -153,8 +140,12 @@ def read_config(arguments: Sequence[str]) -> tuple[GrpoConfig, bool]:
     )
     parser.add_argument("--in-process", action="store_true", help="everything in this process")
     parser.add_argument("--live", action="store_true", help="show a table, and draw the rewards")
+    parser.add_argument(
+        "--task", choices=sorted(PRESETS), help="settings that come with the recipe, to begin with"
+    )
     given = parser.parse_args(arguments)
-    values = read_mapping(given.file) if given.file else {}
+    values = read_mapping(PRESETS[given.task]) if given.task else {}
+    values |= read_mapping(given.file) if given.file else {}
     for assignment in given.set:
         name, separator, text = assignment.partition("=")
         if not separator:

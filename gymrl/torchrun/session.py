@@ -21,6 +21,7 @@ from gymrl.torchrun.shares import (
     num_tokens,
 )
 from gymrl.torchrun.site import Site
+from gymrl.torchrun.staleness import staleness_metrics
 from gymrl.torchrun.weights import whole_parameters
 from gymrl.torchrun.world import GroupWorld, LoneWorld, is_launched
 from gymrl.types import RolloutGroup
@@ -52,7 +53,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[RolloutGroup]
-    staleness: list[int]
+    asked: list[int]
     metrics: dict[str, float]
 
 
@@ -275,8 +276,8 @@ class Rollouts:
         )
         async with contextlib.aclosing(stream) as groups:
             ordered = sorted([group async for group in groups], key=lambda group: group.index)
-        staleness = [self._staleness(group, self.version) for group in ordered]
-        return _Step(groups=ordered, staleness=staleness, metrics=stream.progress.metrics())
+        asked = [self.version] * len(ordered)
+        return _Step(groups=ordered, asked=asked, metrics=stream.progress.metrics())
 
     def _seeded(self, sampling: SamplingParams | None, *path: int) -> SamplingParams:
         """The profile with a seed of this call's own, where there is a seed at all."""
@@ -342,24 +343,7 @@ class Rollouts:
             for index, order in enumerate(orders)
             if order.group is not None
         ]
-        return _Step(
-            groups=groups,
-            staleness=[
-                self._staleness(group, order.version)
-                for group, order in zip(groups, orders, strict=True)
-            ],
-            metrics={},
-        )
-
-    def _staleness(self, group: RolloutGroup, version: int) -> int:
-        """Updates since the group's oldest token, or since it was asked for where nobody says."""
-        spans = [
-            int(span.version)
-            for trajectory in group.trajectories
-            for span in trajectory.weight_versions
-            if span.version.isdecimal()
-        ]
-        return max(0, self.version - min(spans, default=version))
+        return _Step(groups=groups, asked=[order.version for order in orders], metrics={})
 
     def _hand_out(self, make: Callable[[], _Step], ahead: Ahead | None = None) -> Share:
         world = self._open_world
@@ -369,9 +353,10 @@ class Rollouts:
             return self._receive(world)
         step = make()
         max_model_len = self._here.engine.max_model_len if self._here.engine is not None else None
-        metrics = global_metrics(step.groups, step.staleness, max_model_len) | step.metrics
+        metrics = global_metrics(step.groups, max_model_len) | step.metrics
+        metrics |= staleness_metrics(step.groups, step.asked, self.version)
         parts = [
-            ([step.groups[i] for i in share], [step.staleness[i] for i in share])
+            ([step.groups[i] for i in share], [step.asked[i] for i in share])
             for share in balance([num_tokens(group) for group in step.groups], world.size)
         ]
         self._pending = ahead.pending if ahead is not None else self._pending
@@ -399,13 +384,13 @@ class Rollouts:
         if self._cursor is not None:
             self._cursor.position = header.position
         self._pending = header.pending
-        groups, staleness = decode_share(world.receive(header.sizes[world.rank]))
-        return self._share(groups, staleness, header.metrics, header.num_groups)
+        groups, asked = decode_share(world.receive(header.sizes[world.rank]))
+        return self._share(groups, asked, header.metrics, header.num_groups)
 
     def _share(
         self,
         groups: list[RolloutGroup],
-        staleness: list[int],
+        asked: list[int],
         metrics: dict[str, float],
         num_groups: int,
     ) -> Share:
@@ -414,7 +399,7 @@ class Rollouts:
             metrics=metrics,
             num_groups=num_groups,
             version=self.version,
-            staleness=tuple(staleness),
+            asked=tuple(asked),
         )
 
     # --- weights and state -----------------------------------------------------------------------

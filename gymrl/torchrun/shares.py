@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import torch
 
 from gymrl.actors.codec import ValueDecoder, ValueEncoder, raw_bytes
 from gymrl.tensors import RolloutBatch, to_batch
+from gymrl.torchrun.staleness import oldest
 from gymrl.types import RolloutGroup, Trajectory
 
 if TYPE_CHECKING:
@@ -32,14 +34,33 @@ class Share:
         metrics: Numbers about all ranks' groups; the same on every rank.
         num_groups: Groups of all ranks.
         version: Weights that served when this was handed out.
-        staleness: For each group: how many weight updates ago its oldest token was sampled.
+        asked: For each group the weights that served when it was asked for.
     """
 
     groups: tuple[RolloutGroup, ...]
     metrics: dict[str, float]
     num_groups: int
     version: int
-    staleness: tuple[int, ...] = ()
+    asked: tuple[int, ...] = ()
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """For each group: how many weight updates ago its oldest token was sampled."""
+        pairs = zip(self.groups, self.asked, strict=True)
+        return tuple(oldest(group, self.version, asked) for group, asked in pairs)
+
+    def token_ages(self, batch: RolloutBatch) -> torch.Tensor:
+        """Int64 ``[B, T]``: how many weight updates ago each token of the share's batch was sampled.
+
+        0 where nothing was sampled. See :mod:`gymrl.torchrun.staleness`.
+
+        Args:
+            batch: Of :meth:`batch`.
+        """
+        asked = torch.tensor(self.asked)[batch.group_index][:, None]
+        versions = batch.weight_versions
+        ages = (self.version - torch.where(versions < 0, asked, versions)).clamp(min=0)
+        return torch.where(batch.token_mask, ages, torch.zeros_like(ages))
 
     def batch(self, *, pad_token_id: int) -> RolloutBatch:
         """The share as tensors; see :func:`gymrl.tensors.to_batch`.
@@ -78,16 +99,16 @@ def balance(weights: Sequence[int], bins: int) -> list[list[int]]:
 
 class _Content(msgspec.Struct, frozen=True):
     groups: list[RolloutGroup]
-    staleness: list[int]
+    asked: list[int]
 
 
 _encoder = ValueEncoder()
 
 
-def encode_share(groups: list[RolloutGroup], staleness: list[int]) -> npt.NDArray[np.uint8]:
+def encode_share(groups: list[RolloutGroup], asked: list[int]) -> npt.NDArray[np.uint8]:
     """Groups as one array of bytes: lengths, structure, then every token array as it is."""
     payload = bytearray()
-    _encoder.encode_into(_Content(groups, staleness), payload, "share")
+    _encoder.encode_into(_Content(groups, asked), payload, "share")
     start = _PREFIX_BYTES + len(payload)
     data = np.zeros(start + _encoder.region_size, np.uint8)
     data[:8] = np.frombuffer(len(payload).to_bytes(8, "little"), np.uint8)
@@ -108,18 +129,16 @@ def decode_share(data: npt.NDArray[np.uint8]) -> tuple[list[RolloutGroup], list[
         view[_PREFIX_BYTES + length :],
         decoder.compile(_Content),
     )
-    return content.groups, content.staleness
+    return content.groups, content.asked
 
 
-def global_metrics(
-    groups: Sequence[RolloutGroup], staleness: Sequence[int], max_model_len: int | None
-) -> dict[str, float]:
+def global_metrics(groups: Sequence[RolloutGroup], max_model_len: int | None) -> dict[str, float]:
     """Numbers about a step's groups; failed rows are counted and in no mean.
 
     ``reward_mean``, ``reward_std``, ``truncation_rate`` (a token limit ended it),
     ``generated_tokens_mean``, ``generated_tokens``, ``total_tokens``, ``groups``, ``samples``,
     ``failed_samples``, ``masked_samples``, ``degenerate_groups`` (all rewards the same, so nothing
-    to learn), ``staleness_mean``, ``staleness_max``, and the timings of the rollout.
+    to learn), and the timings of the rollout.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     metrics = {
@@ -130,8 +149,6 @@ def global_metrics(
         "total_tokens": float(sum(t.num_tokens for t in trajectories)),
         "generated_tokens": float(sum(t.num_generated for t in trajectories)),
         "degenerate_groups": float(sum(_is_degenerate(group) for group in groups)),
-        "staleness_mean": float(np.mean(staleness)) if staleness else 0.0,
-        "staleness_max": float(max(staleness, default=0)),
     }
     if trajectories:
         rewards = [t.reward.total for t in trajectories]

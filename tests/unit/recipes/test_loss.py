@@ -12,7 +12,7 @@ from gymrl.recipes.loss import (
     group_advantages,
     token_loss,
 )
-from gymrl.recipes.micro_batches import MicroBatch, token_micro_batches
+from gymrl.recipes.micro_batches import MicroBatch, Samples, token_micro_batches
 
 
 def advantages(rewards, groups, kind="standardised", valid=None):
@@ -52,13 +52,14 @@ def test_a_group_with_one_valid_row_teaches_nothing():
     assert advantages([1.0, 0.0], [0, 0], valid=[True, False]) == [0.0, 0.0]
 
 
-def loss(ratio, advantage, *, weight=1.0, mask=True, reference=None):
+SETTINGS = LossSettings()
+
+
+def loss(ratio, advantage, *, weight=1.0, mask=True, reference=None, stale=True, settings=SETTINGS):
     new = torch.tensor([[math.log(ratio)]], requires_grad=True)
     zero = torch.zeros(1, 1)
-    others = OtherLogprobs(zero, zero - math.log(weight), reference)
-    terms = token_loss(
-        new, others, torch.tensor([advantage]), torch.tensor([[mask]]), LossSettings()
-    )
+    others = OtherLogprobs(zero, zero - math.log(weight), torch.tensor([[stale]]), reference)
+    terms = token_loss(new, others, torch.tensor([advantage]), torch.tensor([[mask]]), settings)
     terms.policy.backward()
     return LossTerms(*(term.detach() for term in terms)), float(new.grad)
 
@@ -85,6 +86,12 @@ def test_a_stale_token_is_weighted_up_to_a_bound():
     assert float(loss(1.0, 1.0, weight=10.0)[0].policy) == pytest.approx(-2.0)
 
 
+def test_a_fresh_token_is_weighted_only_where_all_are():
+    assert float(loss(1.0, 1.0, weight=0.5, stale=False)[0].policy) == -1.0
+    every = LossSettings(corrected="all")
+    assert float(loss(1.0, 1.0, weight=0.5, stale=False, settings=every)[0].policy) == -0.5
+
+
 def test_a_masked_token_counts_nowhere():
     terms, gradient = loss(1.5, 1.0, mask=False)
     assert gradient == 0.0
@@ -93,7 +100,8 @@ def test_a_masked_token_counts_nowhere():
 
 def test_infinite_padding_does_not_poison_the_sum():
     new = torch.tensor([[0.0, float("-inf")]])
-    others = OtherLogprobs(torch.zeros(1, 2), torch.zeros(1, 2))
+    zeros = torch.zeros(1, 2)
+    others = OtherLogprobs(zeros, zeros, zeros.bool())
     mask = torch.tensor([[True, False]])
     terms = token_loss(new, others, torch.tensor([1.0]), mask, LossSettings())
     assert float(terms.policy) == -1.0
@@ -111,7 +119,32 @@ def test_micro_batches_hold_so_many_tokens_padding_counted():
     assert batches == [[1, 3], [2], [0], [4]]
 
 
+def samples():
+    return Samples(
+        token_ids=torch.tensor([[1, 2, 3, 4, 0], [1, 2, 3, 4, 5]]),
+        lengths=torch.tensor([4, 5]),
+        mask=torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]).bool(),
+        sampled=torch.zeros(2, 5) - 0.5,
+        ages=torch.tensor([[0, 0, 2, 0, 0], [0, 0, 0, 1, 0]]),
+        advantages=torch.tensor([1.0, -1.0]),
+    )
+
+
+def test_nothing_is_computed_before_the_first_token_that_counts():
+    micro = MicroBatch(samples())
+    assert micro.start == 1
+    assert micro.mask.tolist() == [[True, True, False], [False, True, True]]
+    assert micro.is_stale.tolist() == [[True, False, False], [False, True, False]]
+    assert micro.attention.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_samples_of_a_micro_batch_are_cut_to_the_longest():
+    short = samples().at([0])
+    assert short.token_ids.tolist() == [[1, 2, 3, 4]]
+    assert short.ages.tolist() == [[0, 0, 2, 0]]
+
+
 def test_an_empty_micro_batch_trains_nothing():
-    micro = MicroBatch.empty(0)
+    micro = MicroBatch(Samples.empty(0))
     assert not micro.mask.any()
     assert micro.token_ids.shape == (1, 2)

@@ -7,7 +7,8 @@ import torch
 
 from gymrl.errors import ConfigError
 from gymrl.recipes import checkpoint
-from gymrl.recipes.settings import GrpoConfig, read_config, rollout_config, validation_rows
+from gymrl.recipes.settings import PRESETS, GrpoConfig, read_config, rollout_config
+from gymrl.recipes.tasks import validation_rows
 from gymrl.recipes.tracking import Tracker, read_metrics, sparkline
 
 
@@ -20,6 +21,19 @@ def test_a_file_is_read_and_the_command_line_wins(tmp_path):
     (tmp_path / "run.yaml").write_text("steps: 3\nseed: 5\nloss: {clip_high: 0.3}\n")
     config, _ = read_config([str(tmp_path / "run.yaml"), "--set", "seed=6"])
     assert (config.steps, config.seed, config.loss.clip_high) == (3, 6, 0.3)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_settings_that_come_with_the_recipe_can_be_read(name):
+    config, _ = read_config(["--task", name])
+    assert config.output == f"runs/{name.replace('_', '-')}"
+
+
+def test_a_file_goes_over_a_task_and_the_command_line_over_both(tmp_path):
+    (tmp_path / "run.yaml").write_text("steps: 3\nseed: 5\n")
+    arguments = ["--task", "look_up", str(tmp_path / "run.yaml"), "--set", "seed=6"]
+    config, _ = read_config(arguments)
+    assert (config.benchmark, config.steps, config.seed) == ("look_up", 3, 6)
 
 
 def test_an_unknown_field_is_named():
@@ -44,6 +58,22 @@ def test_validation_tasks_of_a_generated_benchmark_are_not_trained_on():
     held = {row["task_id"] for row in validation_rows(config)}
     assert len(held) == config.validation_prompts
     assert not trained & held
+
+
+@pytest.mark.parametrize(("name", "count"), [("say_word", 8), ("look_up", 20)])
+def test_the_recipes_own_tasks_have_the_rows_that_are_asked_for_if_there_are_as_many(name, count):
+    config = GrpoConfig(benchmark=name, num_tasks=20, validation_prompts=11)
+    _, rows = rollout_config(config, "m")
+    assert len({row["task_id"] for row in rows}) == len(rows) == count
+    assert len(validation_rows(config)) == 11
+
+
+def test_settings_of_a_benchmark_reach_it():
+    config = GrpoConfig(
+        benchmark="tool_arithmetic", model="m", num_tasks=2, benchmark_params={"num_items": 1}
+    )
+    _, rows = rollout_config(config, "m")
+    assert all("plus" not in r["responses_create_params"]["input"][0]["content"] for r in rows)
 
 
 def test_each_step_is_a_line_on_disk_at_once(tmp_path):

@@ -78,8 +78,8 @@ def test_each_group_goes_to_one_rank_and_loads_are_near_the_best(weights, bins):
 
 def test_groups_survive_the_way_through_bytes():
     groups = [group(trajectory(1.0), trajectory(0.0, 7), FAILED), group(trajectory(0.5), index=1)]
-    back, staleness = decode_share(encode_share(groups, [0, 2]))
-    assert staleness == [0, 2]
+    back, asked = decode_share(encode_share(groups, [0, 2]))
+    assert asked == [0, 2]
     assert [g.index for g in back] == [0, 1]
     assert isinstance(back[0].samples[2], Failure)
     np.testing.assert_array_equal(back[0].samples[1].token_ids, groups[0].samples[1].token_ids)
@@ -91,32 +91,31 @@ def test_a_share_of_no_groups_travels_too():
 
 
 def test_a_failed_row_is_counted_and_in_no_mean():
-    metrics = global_metrics([group(trajectory(1.0), FAILED)], [0], None)
+    metrics = global_metrics([group(trajectory(1.0), FAILED)], None)
     assert metrics["reward_mean"] == 1.0
     assert metrics["failed_samples"] == 1.0
     assert metrics["samples"] == 1.0
 
 
 def test_a_step_of_failures_alone_has_no_mean_reward():
-    assert "reward_mean" not in global_metrics([group(FAILED)], [0], None)
+    assert "reward_mean" not in global_metrics([group(FAILED)], None)
 
 
 def test_truncated_and_masked_samples_are_counted():
     metrics = global_metrics(
-        [group(trajectory(1.0, reason="max_output_tokens"), trajectory(0.0, 9, mask=True))], [3], 9
+        [group(trajectory(1.0, reason="max_output_tokens"), trajectory(0.0, 9, mask=True))], 9
     )
     assert metrics["truncation_rate"] == 1.0
     assert metrics["masked_samples"] == 1.0
-    assert metrics["staleness_max"] == 3.0
 
 
 def test_a_group_of_equal_rewards_is_degenerate():
     groups = [group(trajectory(1.0), trajectory(1.0)), group(trajectory(1.0), trajectory(0.0))]
-    assert global_metrics(groups, [], None)["degenerate_groups"] == 1.0
+    assert global_metrics(groups, None)["degenerate_groups"] == 1.0
 
 
 def test_timings_of_the_rollout_are_among_the_metrics():
-    metrics = global_metrics([group(trajectory(1.0), timings={"timing/rollout/total": 2.0})], [], 9)
+    metrics = global_metrics([group(trajectory(1.0), timings={"timing/rollout/total": 2.0})], 9)
     assert metrics["timing/rollout/total"] == 2.0
 
 
