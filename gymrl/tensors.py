@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gymrl.errors import RewardContractError, RowValueError
+from gymrl.media.batches import BatchImages
 from gymrl.routed_experts import MISSING, RouteFormatError, routes_or_missing, unknown_routes
 from gymrl.scoring import env_reward, hit_max_tokens
 from gymrl.scoring.length_penalty.apply import PREFIX
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from gymrl.media.processing import ImageProcessor
     from gymrl.types import RolloutGroup, Row
 
 
@@ -87,6 +89,8 @@ class RolloutBatch:
             through, -1 where that is not known and in the padding; None where no sample has any.
         missing_routes: int64 ``[B]``: tokens of each sample that a loss may depend on and whose
             route is not known; None without routes.
+        media_inputs: Model inputs of all images, packed in the order of the samples and of their
+            tokens (``pixel_values``, ``image_grid_thw``, ...); empty without images.
     """
 
     final_batch: dict[str, Any]
@@ -100,6 +104,7 @@ class RolloutBatch:
     pad_token_id: int
     routed_experts: torch.Tensor | None = None
     missing_routes: torch.Tensor | None = None
+    media_inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.lengths.shape[0])
@@ -144,7 +149,7 @@ class _Sample:
         return self.trajectory.agent if self.trajectory is not None else self.row.route
 
 
-def to_batch(
+def to_batch(  # noqa: PLR0913 - what a batch is like is said in one place
     groups: Iterable[RolloutGroup],
     *,
     pad_token_id: int,
@@ -152,6 +157,7 @@ def to_batch(
     mask_flagged_samples: bool = True,
     pad_to_multiple: int = 1,
     with_env_reward: bool | None = None,
+    images: ImageProcessor | None = None,
 ) -> RolloutBatch:
     """Make one batch of groups, in the order given.
 
@@ -166,9 +172,13 @@ def to_batch(
             whose flags are too coarse; failed rows train nothing either way.
         pad_to_multiple: T is rounded up to a multiple of it.
         with_env_reward: Whether there is a column `env_reward`; None: if a length rule spoke.
+        images: Makes model inputs of the samples' images: the user message of each turn gets those
+            of the turn's images, `media_inputs` those of all. Needed where samples have images.
 
     Raises:
-        RowValueError: There is no group, `pad_to_multiple` is not positive, or samples have routes
+        MediaError: An image is broken, or the processor refuses it.
+        RowValueError: There is no group, a sample's model was shown images that would not be in
+            the batch, `pad_to_multiple` is not positive, or samples have routes
             of different models.
         RewardContractError: A trajectory's reward is not finite.
     """
@@ -201,6 +211,7 @@ def to_batch(
         columns["mask_sample"] = torch.tensor(
             [s.trajectory is None or s.trajectory.mask_sample for s in samples]
         )
+    media_inputs = _attached_images(samples, images)
     first_prompts = [sample.messages[0]["token_ids"] for sample in samples]
     longest_prompt = max(prompt.shape[0] for prompt in first_prompts)
     return RolloutBatch(
@@ -215,7 +226,35 @@ def to_batch(
         pad_token_id=pad_token_id,
         routed_experts=None if routes is None else _pad(routes, width, MISSING),
         missing_routes=None if routes is None else _num_missing(samples, routes),
+        media_inputs=media_inputs,
     )
+
+
+def _attached_images(
+    samples: Sequence[_Sample], processor: ImageProcessor | None
+) -> dict[str, torch.Tensor]:
+    """Model inputs of all images, and on the user messages that show them."""
+    inputs = None if processor is None else BatchImages(processor)
+    for sample in samples:
+        trajectory = sample.trajectory
+        if trajectory is None:
+            continue
+        unread = trajectory.notes.get("images_not_read", 0)
+        if unread:
+            raise RowValueError(
+                f"row {sample.row.index}: the model was shown {unread} images that were not read, "
+                "so that its log-probabilities can't be had again; set gym.media",
+                row=sample.row.index,
+            )
+        if inputs is not None:
+            inputs.attach(trajectory, sample.messages)
+        elif any(trajectory.images):
+            raise RowValueError(
+                f"row {sample.row.index} has {sum(map(len, trajectory.images))} images, which "
+                "would not be in the batch; give to_batch the model's ImageProcessor as images",
+                row=sample.row.index,
+            )
+    return {} if inputs is None else inputs.packed()
 
 
 def _attached_routes(samples: Sequence[_Sample]) -> list[torch.Tensor] | None:
