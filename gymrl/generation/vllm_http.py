@@ -13,23 +13,33 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import anyio.to_thread
 
 from gymrl.concurrency import OwnedTasks, close_within, closing_stream, deadline, gather_bounded
 from gymrl.errors import (
     ConfigError,
     DeadlineExceeded,
     GenerationError,
+    GenerationRequestError,
     GenerationTransportError,
     WeightUpdateError,
 )
 from gymrl.generation.balancer import Balancer, Upstream
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
+from gymrl.generation.images import check_regions
 from gymrl.generation.vllm_client import RefusedError, ServerFacts, VllmClient
 from gymrl.generation.vllm_sampling import generated, with_routes
-from gymrl.generation.vllm_wire import Choice, request_body, sampling_fields
+from gymrl.generation.vllm_wire import (
+    GENERATE_PATH,
+    Choice,
+    image_fields,
+    request_body,
+    sampling_fields,
+)
 
 if TYPE_CHECKING:
     from gymrl.config import LogprobsMode, RoutesDtype, SamplingParams, VllmConfig
+    from gymrl.generation.images import PromptImages
     from gymrl.generation.weights import PauseMode, WeightSource
 
 logger = logging.getLogger(__name__)
@@ -45,6 +55,7 @@ class Sampled:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.last = Choice()
+        self.engine_prompt_ids: list[int] | None = None
         self.routed_experts: str | None = None
 
     def take(self, choice: Choice, on_token: TokenCallback | None) -> None:
@@ -57,6 +68,8 @@ class Sampled:
             self.routed_experts = choice.routed_experts
         if choice.finish_reason is not None:
             self.last = choice
+        if choice.engine_prompt_ids is not None:
+            self.engine_prompt_ids = choice.engine_prompt_ids
         if on_token is not None:
             for token_id, logprob in zip(token_ids, logprobs, strict=False):
                 on_token(token_id, logprob)
@@ -177,6 +190,32 @@ class RemoteVllmGenerator:
             GenerationTransportError: No server takes the call, or the one that took it broke off.
             DeadlineExceeded: It took longer than ``vllm.request_timeout_s``.
         """
+        return await self._call(prompt_ids, None, sampling, on_token)
+
+    async def generate_with_images(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages,
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """See :meth:`gymrl.generation.images.ImageGenerator.generate_with_images`.
+
+        Raises:
+            GenerationRequestError: No server has the route that takes tokens and images.
+            GenerationTransportError: As for :meth:`generate`.
+            DeadlineExceeded: As there.
+        """
+        return await self._call(prompt_ids, images, sampling, on_token)
+
+    async def _call(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages | None,
+        sampling: SamplingParams,
+        on_token: TokenCallback | None,
+    ) -> Generated:
         if self._closed:
             raise GenerationError("the generator is closed")
         check_prompt(prompt_ids, 1 << 31)
@@ -191,11 +230,13 @@ class RemoteVllmGenerator:
                     "the answer of a vLLM server",
                     "vllm.request_timeout_s",
                 ):
-                    await self._dispatch(prompt_ids, fields, sampled, on_token)
+                    await self._dispatch(prompt_ids, images, fields, sampled, on_token)
             finally:
                 self._calls.discard(scope)
         if scope.cancelled_caught:  # by close()
             return sampled.aborted()
+        if images is not None:
+            check_regions(list(prompt_ids), sampled.engine_prompt_ids or [], images)
         last = sampled.last
         if last.spans:
             self._weight_version = last.spans[-1].version
@@ -212,11 +253,15 @@ class RemoteVllmGenerator:
     async def _dispatch(
         self,
         prompt_ids: Sequence[int],
+        images: PromptImages | None,
         fields: dict[str, Any],
         sampled: Sampled,
         on_token: TokenCallback | None,
     ) -> None:
-        tried: set[str] = set()
+        tried = set() if images is None else self._without_images()
+        shown: dict[str, Any] = {}
+        if images is not None:
+            shown = await anyio.to_thread.run_sync(image_fields, prompt_ids, images)
         while True:
             with self._balancer.lease(tried) as upstream:
                 tried.add(upstream.url)
@@ -224,6 +269,7 @@ class RemoteVllmGenerator:
                 body = request_body(
                     facts.path, facts.model, prompt_ids, fields, stream=on_token is not None
                 )
+                body |= shown
                 try:
                     await self._ask(upstream.url, facts.path, body, sampled, on_token)
                 except RefusedError as error:
@@ -239,6 +285,17 @@ class RemoteVllmGenerator:
                     raise
                 else:
                     return
+
+    def _without_images(self) -> set[str]:
+        """Servers that take no images with tokens."""
+        without = {url for url, facts in self._facts.items() if facts.path != GENERATE_PATH}
+        if without and len(without) == len(self._facts):
+            raise GenerationRequestError(
+                f"{', '.join(sorted(without))}: images need vLLM's {GENERATE_PATH}; start the "
+                "server with --enable-scale-out",
+                param="vllm.base_urls",
+            )
+        return without
 
     async def _ask(
         self,

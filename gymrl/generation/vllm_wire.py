@@ -15,9 +15,11 @@ import msgspec
 from gymrl.errors import GenerationTransportError
 from gymrl.generation.base import WeightSpan
 from gymrl.generation.vllm_sampling import check_temperature, stop_token_ids
+from gymrl.media import to_data_url
 
 if TYPE_CHECKING:
     from gymrl.config import SamplingParams
+    from gymrl.generation.images import PromptImages
 
 GENERATE_PATH = "/inference/v1/generate"
 COMPLETIONS_PATH = "/v1/completions"
@@ -62,6 +64,7 @@ class Choice(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
     weight_versions: list[Span] | None = None
     routed_experts: str | None = None
+    engine_prompt_ids: list[int] | None = None
 
     @property
     def spans(self) -> list[WeightSpan]:
@@ -76,9 +79,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A whole answer, or one event of a stream."""
+    """A whole answer, or one event of a stream; the first one has the prompt, if it was asked for."""
 
     choices: list[Choice] = []
+    prompt_token_ids: list[int] | None = None
     error: ErrorBody | None = None
 
 
@@ -112,7 +116,9 @@ def read_choice(body: bytes, url: str) -> Choice | None:
         ) from error
     if answer.error is not None:
         raise GenerationTransportError(f"{url}: {answer.error.message}", url=url)
-    return answer.choices[0] if answer.choices else None
+    if not answer.choices or answer.prompt_token_ids is None:
+        return answer.choices[0] if answer.choices else None
+    return msgspec.structs.replace(answer.choices[0], engine_prompt_ids=answer.prompt_token_ids)
 
 
 def error_text(body: bytes) -> str:
@@ -156,6 +162,23 @@ def sampling_fields(
     if sampling.seed is not None:
         fields["seed"] = sampling.seed % (1 << 63)
     return fields
+
+
+def image_fields(prompt_ids: Sequence[int], images: PromptImages) -> dict[str, Any]:
+    """Fields of a body of ``/inference/v1/generate`` that make it one with images."""
+    parts = [
+        {
+            "type": "image_url",
+            "url": to_data_url(image.data, image.media_type),
+            "uuid": image.digest,
+        }
+        for image in images.images
+    ]
+    return {
+        "token_ids": images.shortened(prompt_ids),
+        "content_parts": parts,
+        "return_token_ids": True,
+    }
 
 
 def request_body(

@@ -1,11 +1,5 @@
 """Real vLLM servers by URL: two of them, one is killed, and comes back."""
 
-import os
-import socket
-import subprocess
-import sys
-import urllib.request
-
 import aiohttp
 import anyio
 import anyio.to_thread
@@ -29,63 +23,11 @@ from gymrl.generation.service import GenerationService
 from gymrl.generation.vllm_http import RemoteVllmGenerator
 from gymrl.generation.weights import DirectoryWeights
 from tests.integration.vllm.engines import PROMPT, engine_config, until
+from tests.integration.vllm.servers import Servers, free_ports, get, ready
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 END_IDS = (2,)
-
-
-def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
-
-
-class Servers:
-    """One server with the route for tokens and one without, started and killed by port."""
-
-    def __init__(self, model: str) -> None:
-        self.ports = free_ports(2)
-        self.urls = tuple(f"http://127.0.0.1:{port}/v1" for port in self.ports)
-        self._arguments = ("--enable-scale-out", "")
-        self._launcher = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.vllm.serve", model],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        )
-
-    def start(self, place: int) -> None:
-        self._order(f"start {self.ports[place]} {self._arguments[place]}")
-
-    def kill(self, place: int) -> None:
-        self._order(f"kill {self.ports[place]}")
-
-    def _order(self, line: str) -> None:
-        self._launcher.stdin.write(f"{line}\n")
-        self._launcher.stdin.flush()
-
-    def end(self) -> None:
-        self._launcher.stdin.close()
-        self._launcher.wait(timeout=20)
-
-
-def get(port: int, path: str) -> bytes | None:
-    """The answer, None while there is none."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.read()
-    except OSError:
-        return None
-
-
-async def ready(port: int) -> None:
-    with anyio.fail_after(120):
-        while await anyio.to_thread.run_sync(get, port, "/health") is None:  # noqa: ASYNC110
-            await anyio.sleep(0.2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
