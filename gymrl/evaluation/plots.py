@@ -84,7 +84,9 @@ def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]
                 axes.axhspan(total.low, total.high, color=_BLUE, alpha=0.15, linewidth=0)
             axes.legend()
         axes.set(
-            title=f"{label}: B - A by task", xlabel="tasks, sorted", ylabel="mean reward, B - A"
+            title=_plain(f"{label}: B - A by task"),
+            xlabel="tasks, sorted",
+            ylabel="mean reward, B - A",
         )
         written.append(_saved(figure, folder / f"{_file_name(label)}-differences.png"))
     return written
@@ -92,27 +94,22 @@ def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]
 
 def _rewards(label: str, rewards: list[float], path: Path) -> Path:
     figure, axes = _figure()
-    low, high = min(rewards), max(rewards)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    low, high = min(0.0, *rewards), max(1.0, *rewards)
     axes.hist(rewards, bins=_BINS, range=(low, high), color=_BLUE, edgecolor="white")
     mean = sum(rewards) / len(rewards)
     axes.axvline(mean, color=_RED, linestyle="--", label=f"mean {mean:.3f}")
     axes.legend()
-    axes.set(title=f"{label}: {len(rewards)} rewards", xlabel="reward", ylabel="rows")
+    axes.set(title=_plain(f"{label}: {len(rewards)} rewards"), xlabel="reward", ylabel="rows")
     return _saved(figure, path)
 
 
 def _pass_curve(label: str, report: EvaluationReport, path: Path) -> Path:
     figure, axes = _figure()
     numbers = report.benchmarks[label].total
-    for name, estimates, color in (
-        ("pass@k", numbers.pass_at, _BLUE),
-        ("pass^k", numbers.pass_hat, _GREEN),
-    ):
-        _curve(axes, name, estimates, color)
+    _curve(axes, "pass@k", numbers.pass_at, {"color": _BLUE, "marker": "o"})
+    _curve(axes, "pass^k", numbers.pass_hat, {"color": _GREEN, "marker": "s", "linestyle": "--"})
     ticks = [estimate.k for estimate in numbers.pass_at]
-    axes.set(title=f"{label}: passing within k attempts", xlabel="k", ylim=(-0.02, 1.02))
+    axes.set(title=_plain(f"{label}: passing within k attempts"), xlabel="k", ylim=(-0.02, 1.02))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(k) for k in ticks])
     axes.minorticks_off()
@@ -120,14 +117,14 @@ def _pass_curve(label: str, report: EvaluationReport, path: Path) -> Path:
     return _saved(figure, path)
 
 
-def _curve(axes: Any, name: str, estimates: tuple[PassEstimate, ...], color: str) -> None:
+def _curve(axes: Any, name: str, estimates: tuple[PassEstimate, ...], look: dict[str, str]) -> None:
     held = [(each.k, each.estimate) for each in estimates if each.estimate is not None]
     means = [estimate.mean for _, estimate in held]
     ks = [k for k, _ in held]
-    axes.plot(ks, means, marker="o", color=color, label=name)
+    axes.plot(ks, means, label=name, **look)
     lows = [e.mean if e.low is None else max(0.0, e.low) for _, e in held]
     highs = [e.mean if e.high is None else min(1.0, e.high) for _, e in held]
-    axes.fill_between(ks, lows, highs, color=color, alpha=0.15, linewidth=0)
+    axes.fill_between(ks, lows, highs, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _figure() -> tuple[Any, Any]:
@@ -162,6 +159,11 @@ def _folder(directory: str | Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}", setting="plots") from error
     return folder
+
+
+def _plain(text: str) -> str:
+    """Text that is not read as a formula."""
+    return text.replace("$", r"\$")
 
 
 def _file_name(label: str) -> str:

@@ -144,6 +144,12 @@ def check_policy(policy: PolicySettings, options: RunOptions) -> None:
             "give one of them",
             setting="base_urls",
         )
+    if policy.model is not None and options.registry_url is not None:
+        raise ConfigError(
+            f"the plan loads the model {policy.model!r}, but the servers of a registry know their "
+            "policy: leave one of them out",
+            setting="registry_url",
+        )
     if policy.model is None and not options.base_urls and options.registry_url is None:
         raise ConfigError(
             "no model: name one to load (a directory, a hub id or smollm2), or base_urls of a "
