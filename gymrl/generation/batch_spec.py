@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict  # noqa: TID251 - callers index them
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from gymrl.errors import GenerationRequestError
+from gymrl.errors import GenerationError, GenerationRequestError
 from gymrl.generation.base import WeightSpan  # noqa: TC001 - the dictionary's annotations name it
+from gymrl.routed_experts import MISSING, RouteFormatError, routes_or_missing
 
 if TYPE_CHECKING:
     from gymrl.generation.base import Generated
+    from gymrl.types import RoutesArray
 
 
 class GenerationDatumSpec(TypedDict):
@@ -48,6 +51,13 @@ class GenerationOutputSpec(TypedDict):
         truncated: bool ``[B]``: the token limit or the context ended it.
         weight_versions: B lists of spans over that sample's sampled tokens; beside what NeMo RL
             has. Empty lists where the generator does not say.
+        routed_experts: Signed integers ``[B, S, L, K]``: the experts that each token went through,
+            -1 for a sample's last token, where they are not known, and in the padding. The four
+            are there where some sample has routes.
+        r3_routed_experts_expected_routes: int64 ``[B]``: tokens that were computed, all but the
+            last.
+        r3_routed_experts_actual_routes: int64 ``[B]``: those of them that have routes.
+        r3_routed_experts_missing_routes: int64 ``[B]``: those that have none.
     """
 
     output_ids: torch.Tensor
@@ -56,6 +66,10 @@ class GenerationOutputSpec(TypedDict):
     logprobs: torch.Tensor
     truncated: torch.Tensor
     weight_versions: NotRequired[list[list[WeightSpan]]]
+    routed_experts: NotRequired[torch.Tensor]
+    r3_routed_experts_expected_routes: NotRequired[torch.Tensor]
+    r3_routed_experts_actual_routes: NotRequired[torch.Tensor]
+    r3_routed_experts_missing_routes: NotRequired[torch.Tensor]
 
 
 _PAIRS = (("input_ids", "input_lengths"), ("output_ids", "unpadded_sequence_lengths"))
@@ -210,7 +224,7 @@ def output_of(
         start, end = num_prompt[row], totals[row]
         output_ids[row, :end] = torch.tensor([*prompt, *answer.token_ids])
         logprobs[row, start:end] = torch.tensor(answer.logprobs, dtype=torch.float32)
-    return {
+    output: GenerationOutputSpec = {
         "output_ids": output_ids.to(device),
         "generation_lengths": torch.tensor(num_sampled, dtype=torch.int64, device=device),
         "unpadded_sequence_lengths": torch.tensor(totals, dtype=torch.int64, device=device),
@@ -222,3 +236,30 @@ def output_of(
         ),
         "weight_versions": [list(answer.weight_versions) for answer in answers],
     }
+    _add_routes(output, [answer.routed_experts for answer in answers], totals)
+    return output
+
+
+def _add_routes(
+    output: GenerationOutputSpec, given: Sequence[RoutesArray | None], totals: Sequence[int]
+) -> None:
+    try:
+        arrays = routes_or_missing(given, totals)
+    except RouteFormatError as error:
+        raise GenerationError(f"routed_experts of the batch: {error}") from error
+    if arrays is None:
+        return
+    device = output["output_ids"].device
+    columns = [pad_sequence([torch.tensor(a) for a in arrays], True, padding_value=MISSING)]
+    expected = [max(total - 1, 0) for total in totals]
+    missing = [
+        int((array[:count] == MISSING).all(axis=(1, 2)).sum())
+        for array, count in zip(arrays, expected, strict=True)
+    ]
+    actual = [count - gone for count, gone in zip(expected, missing, strict=True)]
+    columns += [torch.tensor(counts, dtype=torch.int64) for counts in (expected, actual, missing)]
+    routes, expected_B, actual_B, missing_B = (column.to(device) for column in columns)
+    output["routed_experts"] = routes
+    output["r3_routed_experts_expected_routes"] = expected_B
+    output["r3_routed_experts_actual_routes"] = actual_B
+    output["r3_routed_experts_missing_routes"] = missing_B

@@ -13,9 +13,9 @@ import numpy as np
 
 from gymrl.errors import LedgerMismatchError, RoutedExpertsError
 from gymrl.gym.conduct import detect_invalid_tool_call_and_malformed_thinking
-from gymrl.gym.routes import TURNS_WITHOUT_ROUTES, routes_notes
+from gymrl.gym.routes import routes_notes
 from gymrl.gym.tokens import WINDOW
-from gymrl.routed_experts import RouteFormatError, fit_routes
+from gymrl.routed_experts import TURNS_WITHOUT_ROUTES, RouteFormatError, fit_routes
 from gymrl.token_ledger import LedgerReader, read_chains
 from gymrl.types import (
     Float32Array,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gymrl.errors import RoutedExpertsError
 from gymrl.gym.schema import is_null
 from gymrl.routed_experts import (
+    TURNS_WITHOUT_ROUTES,
     RouteCountError,
     RouteFormatError,
     RouteSequence,
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
     from gymrl.config import RoutesDtype
     from gymrl.types import RoutesArray
-
-TURNS_WITHOUT_ROUTES = "turns_without_routes"
-"""The note of a trajectory that has routes, but not on every turn."""
 
 
 class TurnRoutes:

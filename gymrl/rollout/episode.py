@@ -40,6 +40,7 @@ from gymrl.errors import (
     GenerationError,
     NoGenerationError,
     RolloutInfraFailure,
+    RoutedExpertsError,
 )
 from gymrl.generation.parsing import (
     CALL_CLOSE,
@@ -50,6 +51,7 @@ from gymrl.generation.parsing import (
 )
 from gymrl.numbers import reward_number
 from gymrl.rollout.native_result import EpisodeFacts, encode_result, sound_text
+from gymrl.routed_experts import TURNS_WITHOUT_ROUTES, RouteFormatError, RouteSequence
 from gymrl.types import Reward, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -69,11 +71,13 @@ class EpisodeRules(msgspec.Struct, frozen=True, kw_only=True):
             context.
         max_turns: Generations of an episode; None: no limit but the tokens.
         sampling: Of every call. Its stop texts come on top of the episode's own.
+        require_routed_experts: An answer without routes fails the episode.
     """
 
     max_seq_len: int
     max_turns: int | None = None
     sampling: SamplingParams = SamplingParams()
+    require_routed_experts: bool = False
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -107,6 +111,7 @@ class Episode:
         self._logprobs: list[float] = [0.0] * len(self._token_ids)
         self._turns: list[Turn] = []
         self._turn_start = 0
+        self._routes = RouteSequence()
         self._prompt_text = sample.prompt_text
         self._rewards: list[float] = []
         self._components: dict[str, float] | None = None
@@ -156,11 +161,13 @@ class Episode:
             BadLogprobsError: Log-probabilities are too few, missing or not finite.
             GenerationError: There are more tokens than were asked for.
             RolloutInfraFailure: The generator gave up on the call.
+            RoutedExpertsError: Its routes do not fit the tokens, or it has none and must.
         """
         if generated.finish_reason == "abort":
             raise RolloutInfraFailure("the generator was closed during the call", turn=self.turn)
         _check_generated(generated, self._room, self.turn)
         start = len(self._token_ids)
+        self._take_routes(generated, start - self._turn_start)
         self._token_ids += generated.token_ids
         self._logprobs += generated.logprobs
         text = sound_text(self._codec.decode(generated.token_ids), self._notes)
@@ -180,6 +187,20 @@ class Episode:
         self._facts.truncated = generated.finish_reason == "length"
         if not generated.token_ids:
             self._notes["empty_generations"] = self._notes.get("empty_generations", 0) + 1
+
+    def _take_routes(self, generated: Generated, num_added: int) -> None:
+        routes = generated.routed_experts
+        if routes is None and generated.token_ids and self._rules.require_routed_experts:
+            raise RoutedExpertsError(
+                f"turn {self.turn}: the generator gave no routes, which require_routed_experts "
+                "asks for; set return_routed_experts where it is configured (the model must be a "
+                "mixture of experts)",
+                turn=self.turn,
+            )
+        try:
+            self._routes.add(routes, num_added, len(generated.token_ids))
+        except RouteFormatError as error:
+            raise RoutedExpertsError(f"turn {self.turn}: {error}", turn=self.turn) from error
 
     def message_log(self) -> MessageLog:
         """The conversation so far, as copies that the environment may keep."""
@@ -263,6 +284,9 @@ class Episode:
             components=dict(self._components) if self._components is not None else None,
         )
         placeholder = all(turn.generation_start == turn.end for turn in turns)
+        routes = self._routes.array()
+        if routes is not None and self._routes.missing_turns:
+            self._notes[TURNS_WITHOUT_ROUTES] = len(self._routes.missing_turns)
         return Trajectory(
             agent=self.sample.task_name,
             token_ids=np.array(self._token_ids[:tokens], dtype=np.int32),
@@ -281,6 +305,7 @@ class Episode:
                 self._notes,
             ),
             notes=dict(self._notes),
+            routed_experts=None if routes is None else routes[:tokens],
         )
 
     def _trainable_turns(self) -> tuple[tuple[Turn, ...], int]:

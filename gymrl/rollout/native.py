@@ -156,7 +156,12 @@ class _Batch:
         limit = pool.max_model_len
         if config.max_seq_len is not None:
             limit = min(limit, config.max_seq_len)
-        rules = EpisodeRules(max_seq_len=limit, max_turns=config.max_turns, sampling=config.profile)
+        rules = EpisodeRules(
+            max_seq_len=limit,
+            max_turns=config.max_turns,
+            sampling=config.profile,
+            require_routed_experts=config.require_routed_experts,
+        )
         self._run = NativeRun(config, rules, codec, pool, opened)
         rows = [sample.row for sample in self._samples]
         self._accumulator = GroupAccumulator(rows, num_generations)

@@ -70,6 +70,8 @@ class NativeConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
         environment_timeout_s: Deadline of one environment step; None: none. A blocking
             environment in a thread is waited for all the same.
         max_threads: Steps of a blocking environment at a time.
+        require_routed_experts: An answer without the experts that its tokens went through fails
+            the row (:mod:`gymrl.routed_experts`).
     """
 
     scheduler: Scheduler = "async"
@@ -86,6 +88,7 @@ class NativeConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     generation_timeout_s: float | None = 1800.0
     environment_timeout_s: float | None = 600.0
     max_threads: int = 1
+    require_routed_experts: bool = False
 
     def __post_init__(self) -> None:
         for setting in (

@@ -28,6 +28,7 @@ from gymrl.routed_experts.experts import (
     signed_routes,
 )
 from gymrl.routed_experts.sequence import (
+    TURNS_WITHOUT_ROUTES,
     RouteCountError,
     RouteSequence,
     num_expected_routes,
@@ -40,6 +41,7 @@ __all__ = [
     "MAGIC",
     "MISSING",
     "ROUTES_DTYPES",
+    "TURNS_WITHOUT_ROUTES",
     "RouteCountError",
     "RouteFormatError",
     "RouteSequence",

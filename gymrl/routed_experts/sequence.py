@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from gymrl.types import RoutesArray
 
 
+TURNS_WITHOUT_ROUTES = "turns_without_routes"
+"""The note of a trajectory that has routes, but not on every turn."""
+
+
 class RouteCountError(RouteFormatError):
     """A call has fewer rows of routes than tokens.
 

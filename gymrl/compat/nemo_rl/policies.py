@@ -17,9 +17,11 @@ from gymrl.errors import BadLogprobsError, GenerationError
 from gymrl.generation.base import Generated, SamplingParams
 from gymrl.generation.batch import BatchGenerator
 from gymrl.generation.batch_spec import verify_right_padding
+from gymrl.routed_experts import RouteFormatError, padded_routes, signed_routes
 
 if TYPE_CHECKING:
     from gymrl.generation.base import Generator, TokenCallback
+    from gymrl.types import RoutesArray
 
 NO_LIMIT = 1 << 31
 
@@ -151,6 +153,18 @@ def _batch(
     }
 
 
+def _routes(output: Mapping[str, Any], row: int, start: int, end: int) -> RoutesArray | None:
+    """The routes of one row, where the policy gives any."""
+    given = output.get("routed_experts")
+    if given is None:
+        return None
+    try:
+        routes = signed_routes(given[row].detach().cpu().numpy())
+        return padded_routes(routes, start, end - start)
+    except RouteFormatError as error:
+        raise GenerationError(f"routed_experts of row {row} of the policy: {error}") from error
+
+
 def _generated(
     output: Mapping[str, Any], row: int, prompt_ids: Sequence[int], sampling: SamplingParams
 ) -> Generated:
@@ -170,6 +184,7 @@ def _generated(
         token_ids=ids[start:],
         logprobs=[float(value) for value in logprobs[row][start:end]],
         finish_reason="length" if is_cut else "stop",
+        routed_experts=_routes(output, row, start, end),
     )
     limit = sampling.max_tokens
     if limit is None or len(generated.token_ids) <= limit:
