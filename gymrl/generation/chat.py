@@ -29,6 +29,7 @@ from gymrl.generation.parsing import (
     split_reasoning,
 )
 from gymrl.generation.prefix import TruePrefix, splice
+from gymrl.generation.segments import TurnEncoder
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig
@@ -106,6 +107,7 @@ class ChatFormat:
         vocabulary = tokenizer.get_vocab()
         tag_ids = {vocabulary[tag] for tag in tags if tag in vocabulary}
         self._hidden_ids = (frozenset(tokenizer.all_special_ids) - tag_ids) | self.end_ids
+        self._turns = None if self._backend is None else TurnEncoder(self._backend, self.end_ids)
 
     @classmethod
     def from_config(
@@ -171,7 +173,7 @@ class ChatFormat:
                 f"the chat template refused the conversation: {type(error).__name__}: {error}",
                 param="input",
             ) from error
-        return self.encode(text)
+        return self.encode(text) if self._turns is None else self._turns.encode(text)
 
     def continue_from(
         self,
@@ -320,6 +322,8 @@ class ChatFormat:
 
 def _agreed(first: Sequence[int], second: Sequence[int]) -> int:
     """How many ids both begin with; at a border, tokens may merge with what follows."""
+    if first == second[: len(first)]:
+        return len(first)
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
