@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -30,6 +30,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
         servers: Server instances in Gym's own shape,
             ``{instance: {type: {impl: {entrypoint, ...}}}}``; fits ``GymConfig.servers``.
         sampling: What its tasks are meant to be sampled with, where the caller has no opinion.
+        token_source: Where its agent's tokens come from; fits ``GymConfig.token_source``.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[dict[str, Any], ...]
     servers: dict[str, Any]
     sampling: SamplingParams = SamplingParams()
+    token_source: Literal["messages", "ledger"] = "messages"
 
 
 def instance_name(benchmark: str) -> str:

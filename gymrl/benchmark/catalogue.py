@@ -9,6 +9,8 @@ import msgspec
 
 from gymrl.benchmark import exact_maths, instructions, tool_arithmetic
 from gymrl.benchmark.reasoning_gym import ReasoningGymPreset, load_reasoning_gym
+from gymrl.benchmark.verifiers import FAMILY as VERIFIERS_FAMILY
+from gymrl.benchmark.verifiers import load_verifiers
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError
 
@@ -37,7 +39,7 @@ class BenchmarkInfo(msgspec.Struct, frozen=True):
 
 
 def list_benchmarks() -> tuple[BenchmarkInfo, ...]:
-    """Every shipped benchmark; ``reasoning_gym/<dataset>`` stands for a family of a hundred."""
+    """Every shipped benchmark; names with ``<>`` stand for families."""
     return (
         BenchmarkInfo(_CHAIN_SUM.name, _CHAIN_SUM.description),
         BenchmarkInfo(
@@ -47,6 +49,10 @@ def list_benchmarks() -> tuple[BenchmarkInfo, ...]:
         BenchmarkInfo(tool_arithmetic.NAME, tool_arithmetic.DESCRIPTION),
         BenchmarkInfo(instructions.NAME, instructions.DESCRIPTION),
         BenchmarkInfo(exact_maths.NAME, exact_maths.DESCRIPTION),
+        BenchmarkInfo(
+            f"{VERIFIERS_FAMILY}<environment>",
+            "an environment of the verifiers package, in the interpreter that has it",
+        ),
     )
 
 
@@ -61,7 +67,7 @@ def load_benchmark(
 
     Args:
         name: ``chain_sum``, ``reasoning_gym/<dataset>``, ``tool_arithmetic``,
-            ``instruction_following`` or ``exact_maths``.
+            ``instruction_following``, ``exact_maths`` or ``verifiers/<environment>``.
         num_tasks: How many tasks.
         seed: Decides the tasks; two seeds give different ones.
         params: The benchmark's own parameters.
@@ -85,6 +91,8 @@ def load_benchmark(
             name=name, description=f"reasoning-gym's {dataset}", dataset=dataset
         )
         return load_reasoning_gym(preset, num_tasks=num_tasks, seed=seed, params=given)
+    if name.startswith(VERIFIERS_FAMILY):
+        return load_verifiers(name, num_tasks=num_tasks, seed=seed, params=given)
     names = [info.name for info in list_benchmarks()]
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -76,6 +76,7 @@ class _Tasks(msgspec.Struct, frozen=True):
     rows: tuple[dict[str, Any], ...]
     servers: dict[str, Any]
     sampling: SamplingParams
+    token_source: str = "messages"
 
 
 def parse_params(params: tuple[str, ...]) -> dict[str, Any]:
@@ -126,7 +127,13 @@ def _tasks(options: RolloutOptions, seed: int) -> _Tasks:
         raise ConfigError(
             f"{error.message} A file of rows must end in .jsonl or exist.", setting="benchmark"
         ) from None
-    return _Tasks(benchmark.name, benchmark.rows, benchmark.servers, benchmark.sampling)
+    return _Tasks(
+        benchmark.name,
+        benchmark.rows,
+        benchmark.servers,
+        benchmark.sampling,
+        benchmark.token_source,
+    )
 
 
 def _generation_block(options: RolloutOptions, base: dict[str, Any]) -> dict[str, Any] | None:
@@ -169,6 +176,7 @@ def _gym_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks) -> 
         block |= {"registry_url": None, "servers": read_servers(options.servers)}
     if not block.get("registry_url"):
         block["servers"] = {**tasks.servers, **(block.get("servers") or {})}
+        block.setdefault("token_source", tasks.token_source)
         if not block["servers"]:
             raise ConfigError(
                 f"{options.target} holds rows but no servers: add --servers servers.yaml to start "

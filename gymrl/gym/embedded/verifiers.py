@@ -119,7 +119,7 @@ class VerifiersAgent(EmbeddedServer):
             self.instance,
             [python, "-P", str(PEER), "serve", str(request), str(socket)],
             cwd=os.getcwd(),
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env=peer_environ(python),
         )
         self._process = process
         try:
@@ -228,6 +228,12 @@ def interpreter(python: str | None) -> str:
     return os.path.abspath(found)
 
 
+def peer_environ(python: str) -> dict[str, str]:
+    """Environment variables of the peer: ours, with its interpreter's programs (uv) found first."""
+    path = os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", os.defpath)))
+    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
 def chat_sampling(params: dict[str, Any]) -> dict[str, Any]:
     """Sampling options of ``responses_create_params`` as chat completions name them.
 
@@ -253,7 +259,7 @@ def _verdict(played: dict[str, Any]) -> dict[str, Any]:
     """The fields of a ``/run`` answer."""
     limited = played["is_truncated"] and played["stop_condition"] not in _NOT_TOKEN_LIMITS
     response = {
-        "output": [item for message in played["messages"] for item in _items(message)],
+        "output": [item for message in played["messages"] for item in items_of(message)],
         "incomplete_details": {"reason": "max_output_tokens"} if limited else None,
     }
     verdict = {
@@ -267,7 +273,7 @@ def _verdict(played: dict[str, Any]) -> dict[str, Any]:
     return verdict
 
 
-def _items(message: dict[str, Any]) -> list[dict[str, Any]]:
+def items_of(message: dict[str, Any]) -> list[dict[str, Any]]:
     """A chat message as items of the Responses API."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":

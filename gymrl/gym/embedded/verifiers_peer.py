@@ -17,10 +17,12 @@ import importlib.metadata
 import importlib.util
 import inspect
 import json
+import logging
 import math
 import os
 import sys
 import traceback
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 API_KEY_VARIABLE = "GYMRL_POLICY_API_KEY"
@@ -59,6 +61,22 @@ class Environment(Protocol):
         ...
 
 
+_scoring_errors: ContextVar[list[str]] = ContextVar("scoring_errors")
+
+
+class _ScoringErrors(logging.Handler):
+    """Gives what rubrics log as errors to the rollout that they belong to.
+
+    A rubric logs a reward function that raised, and goes on with 0 in its place.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it for the rollout in whose context it was logged."""
+        failed = _scoring_errors.get(None)
+        if failed is not None and ".rubrics." in record.name:
+            failed.append(record.getMessage())
+
+
 class Classic:
     """An environment of verifiers before 0.4."""
 
@@ -67,6 +85,12 @@ class Classic:
         self._clients = importlib.import_module("verifiers.clients")
         self._types = importlib.import_module("verifiers.types")
         self._env = self._package.load_environment(name, **arguments)
+        logging.getLogger("verifiers").addHandler(_ScoringErrors(logging.ERROR))
+        if getattr(self._env, "requires_group_rollouts", False):
+            raise RuntimeError(
+                f"{name!r} scores the rollouts of a group against each other; each is played on its "
+                "own here, so such rewards can't be had"
+            )
         wanted = ("input", "client", "model", "sampling_args")
         known = inspect.signature(self._env.run_rollout).parameters
         if any(parameter not in known for parameter in wanted):
@@ -96,6 +120,8 @@ class Classic:
                 max_retries=0,
             )
         )
+        failed: list[str] = []
+        _scoring_errors.set(failed)
         try:
             output = await self._env.run_rollout(
                 request["task"], client, request["model"], dict(request["sampling"])
@@ -105,6 +131,8 @@ class Classic:
         error = output.get("error")
         if error:
             raise _classic_error(error)
+        if failed:
+            raise RolloutError(f"verifiers scored 0 where scoring failed: {'; '.join(failed)}", 422)
         return {
             "reward": _finite(output["reward"], "reward"),
             "metrics": _numbers(output.get("metrics") or {}),
@@ -135,8 +163,7 @@ class V1:
             for role, field in kind.model_fields.items()
             if isinstance(field.default, self._package.AgentConfig)
         ]
-        # The package's own default is a sandbox of its makers' service.
-        given = {role: {"runtime": {"type": "subprocess"}, **env.get(role, {})} for role in roles}
+        given = {role: self._role(name, role, dict(env.get(role, {}))) for role in roles}
         self._env = self._package.load_environment(
             kind.model_validate({**env, **given, "taskset": taskset})
         )
@@ -146,6 +173,25 @@ class V1:
         configs = importlib.import_module("verifiers.v1.configs.client")
         self._client_config = configs.EvalClientConfig
         self._serving: Any = None
+
+    def _role(self, taskset: str, role: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """A role's settings, with a runtime and a harness that are safe where none were chosen.
+
+        The package's own choices are a sandbox of its makers' service, and a harness with a shell.
+        """
+        loaders = self._package
+        harness = dict(spec.get("harness") or {"id": loaders.default_harness_id(taskset)})
+        if "harness" not in spec and harness["id"] == "bash":
+            harness = {"id": "null"}
+        runs_code = loaders.load_harness(
+            loaders.harness_config_type(harness["id"]).model_validate(harness)
+        ).EXECUTES_CODE
+        if runs_code and "runtime" not in spec:
+            raise RuntimeError(
+                f"the harness {harness['id']!r} of {role!r} runs what the model writes; say where: "
+                f"arguments.{role}.runtime.type (docker, ...; 'subprocess' is this machine, unguarded)"
+            )
+        return {"runtime": {"type": "subprocess"}, **spec, "harness": harness}
 
     def tasks(self, split: str, count: int) -> list[dict[str, Any]]:
         """The first tasks of the taskset, which may be endless."""
