@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.errors import ConfigError, RowValueError
+from gymrl.records.media import MediaFolder
 from gymrl.records.schema import SCHEMA, RowRecord, RunRecord
 from gymrl.types import RolloutGroup
 
@@ -100,10 +101,14 @@ def _open_lines(path: Path) -> Iterator[RunRecord | RowRecord]:
 def read_groups(path: str | Path) -> Iterator[RolloutGroup]:
     """Whole groups, one at a time; a group whose rows are not all there is left out.
 
+    Images come from the folder beside the file, where it is there; the attempts at a prompt share
+    their bytes.
+
     Raises:
         ConfigError, RowValueError: As :func:`read_records`.
     """
     held: list[RowRecord] = []
+    folder = MediaFolder(path)
     for record in read_records(path):
         if held and (record.group, record.task_index) != (held[0].group, held[0].task_index):
             logger.warning(
@@ -119,8 +124,8 @@ def read_groups(path: str | Path) -> Iterator[RolloutGroup]:
             yield RolloutGroup(
                 index=record.group,
                 task_index=held[0].task_index,
-                rows=tuple(each.row() for each in held),
-                samples=tuple(each.sample() for each in held),
+                rows=tuple(each.row(folder) for each in held),
+                samples=tuple(each.sample(folder) for each in held),
                 metrics=record.metrics,
                 timings=record.timings,
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
@@ -11,6 +13,7 @@ from gymrl.errors import RowValueError
 from gymrl.routed_experts import RouteFormatError, decode_routes, encode_routes
 from gymrl.types import (
     Failure,
+    ImageRef,
     Reward,
     RoutesArray,
     Row,
@@ -19,6 +22,9 @@ from gymrl.types import (
     Turn,
     WeightVersionSpan,
 )
+
+if TYPE_CHECKING:
+    from gymrl.records.media import MediaFolder
 
 SCHEMA = 1
 """Of the lines that this version writes; older ones are read as well."""
@@ -113,6 +119,8 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     side_trajectories: tuple[SideTrajectoryRecord, ...] = ()
     weight_versions: tuple[WeightVersionSpan, ...] = ()
     routed_experts: str | None = None
+    images: tuple[tuple[ImageRef, ...], ...] = ()
+    media: tuple[str, ...] = ()
 
 
 class RowRecord(
@@ -126,6 +134,8 @@ class RowRecord(
         index: The row's batch-global index.
         task_digest: SHA-256 of the task without routing, indices and sampling.
         task: The body of the ``/run`` call; empty JSON where it was left out.
+        media: Digests of the images that the task refers to
+            (:class:`~gymrl.records.MediaFolder` has their bytes).
         trajectory: What the attempt gave, or None and `failure` says why.
         metrics: Of the group, on its last row.
         timings: Of the whole stream, on the last row of its last group.
@@ -143,6 +153,7 @@ class RowRecord(
     task_digest: str
     sampling: SamplingRecord
     task: msgspec.Raw = msgspec.Raw(b"{}")
+    media: tuple[str, ...] = ()
     trajectory: TrajectoryRecord | None = None
     failure: Failure | None = None
     metrics: dict[str, float] = {}
@@ -150,8 +161,12 @@ class RowRecord(
     benchmark: str = ""
     task_id: str = ""
 
-    def row(self) -> Row:
-        """The row as it was prepared; its body is empty JSON where the task was left out."""
+    def row(self, folder: MediaFolder | None = None) -> Row:
+        """The row as it was prepared; its body is empty JSON where the task was left out.
+
+        Args:
+            folder: Has the images; None: the row is without their bytes.
+        """
         return Row(
             index=self.index,
             task_index=self.task_index,
@@ -159,10 +174,14 @@ class RowRecord(
             route=self.route,
             rollout_id=self.rollout_id,
             body=bytes(self.task),
+            media={} if folder is None else folder.read(self.media),
         )
 
-    def sample(self) -> Trajectory | Failure:
+    def sample(self, folder: MediaFolder | None = None) -> Trajectory | Failure:
         """The trajectory, its arrays as they were; or the failure.
+
+        Args:
+            folder: Has the images; None: the trajectory is without their bytes.
 
         Raises:
             RowValueError: The record has neither, or routes that are none of its tokens'.
@@ -179,6 +198,7 @@ class RowRecord(
         fields["token_ids"] = np.array(record.token_ids, dtype=np.int32)
         fields["logprobs"] = np.array(record.logprobs, dtype=np.float32)
         fields["result"] = bytes(record.result)
+        fields["media"] = {} if folder is None else folder.read(record.media)
         try:
             fields["routed_experts"] = _read_routes(record.routed_experts, len(record.token_ids))
             fields["side_trajectories"] = tuple(s.sample() for s in record.side_trajectories)

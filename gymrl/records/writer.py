@@ -11,6 +11,7 @@ import numpy as np
 
 from gymrl.errors import BadLogprobsError, ConfigError, RewardContractError
 from gymrl.records.digests import task_digest
+from gymrl.records.media import MediaFolder
 from gymrl.records.reader import check_same_run, cut_torn_line, read_run
 from gymrl.records.schema import (
     RowRecord,
@@ -74,7 +75,7 @@ def records_of(
     Args:
         group: As the engine gave it.
         logprobs_mode: Which distribution the log-probabilities are of.
-        with_task: Keep each row's request, which may hold large images.
+        with_task: Keep each row's request.
 
     Raises:
         BadLogprobsError: A log-probability is not finite. JSON would make it null.
@@ -95,6 +96,7 @@ def records_of(
                 task_digest=task_digest(row.body),
                 sampling=_sampling_of(row, logprobs_mode),
                 task=msgspec.Raw(_one_line(row.body) if with_task else b"{}"),
+                media=tuple(row.media) if with_task else (),
                 trajectory=_trajectory_record(outcome, row.index)
                 if isinstance(outcome, Trajectory)
                 else None,
@@ -132,6 +134,7 @@ def _trajectory_record(trajectory: Trajectory, index: int) -> TrajectoryRecord:
         SideTrajectoryRecord.of(side) for side in trajectory.side_trajectories
     )
     fields["routed_experts"] = written_routes(trajectory.routed_experts)
+    fields["media"] = tuple(trajectory.media)
     fields["result"] = msgspec.Raw(_one_line(trajectory.result))
     return TrajectoryRecord(**fields)
 
@@ -150,7 +153,7 @@ def _writable(failure: Failure) -> Failure:
 
 
 class RecordWriter:
-    """Write rollouts to a file, each line at once.
+    """Write rollouts to a file, each line at once, and their images into a folder beside it.
 
     A context manager. Writing is a blocking call of a few microseconds a line.
 
@@ -176,6 +179,7 @@ class RecordWriter:
         with_task: bool = True,
     ) -> None:
         self.path = Path(path)
+        self._media = MediaFolder(self.path)
         self._logprobs_mode = logprobs_mode
         self._with_task = with_task
         continued = False
@@ -203,6 +207,11 @@ class RecordWriter:
             BadLogprobsError, RewardContractError: As :func:`records_of`; nothing was written.
         """
         records = records_of(group, logprobs_mode=self._logprobs_mode, with_task=self._with_task)
+        for row, outcome in zip(group.rows, group.samples, strict=True):
+            if self._with_task:
+                self._media.write(row.media)
+            if isinstance(outcome, Trajectory):
+                self._media.write(outcome.media)
         for record in records:
             self._write(record)
 
