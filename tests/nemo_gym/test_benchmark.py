@@ -1,0 +1,310 @@
+"""Benchmarks of NeMo Gym's own servers, from Python: planned, served side by side, run, killed."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+
+import anyio
+import psutil
+import pytest
+import pytest_asyncio
+
+import gymrl
+from gymrl.actors import spawn
+from gymrl.config import GenerationConfig
+from gymrl.errors import ConfigError, RolloutInfraFailure, ServerDiedError
+from gymrl.generation.service import GenerationService
+from gymrl.gym.client import HttpPool
+from gymrl.testing import build_tiny_model
+from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+
+pytestmark = [
+    pytest.mark.nemo_gym,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+NAME = "example_single_tool_call"
+DATASET = """
+      - name: weather
+        type: benchmark
+        jsonl_fpath: benchmarks/weather/data/weather.jsonl
+        prepare_script: benchmarks/weather/prepare.py
+        prompt_config: benchmarks/weather/prompt.yaml
+"""
+CONFIG = f"""
+config_paths: [resources_servers/{NAME}/configs/{NAME}.yaml]
+weather_agent:
+  _inherit_from: {NAME}_simple_agent
+  responses_api_agents:
+    simple_agent:
+      datasets:{DATASET}
+        num_repeats: 2
+"""
+EPISODES = f"""
+config_paths: [resources_servers/{NAME}/configs/{NAME}.yaml]
+environment_server_routes: {{"weather:today": weather_episodes}}
+weather_episodes:
+  environment_servers:
+    single_agent_turn:
+      entrypoint: app.py
+      resources_server: {{type: resources_servers, name: {NAME}}}
+      agent_server: {{type: responses_api_agents, name: {NAME}_simple_agent}}
+      resources_tool_transports: [direct_http]
+      max_concurrent_episodes: null
+      queue_timeout_seconds: null
+      default_episode_timeout_seconds: 600
+      cleanup_timeout_seconds: 60
+{NAME}_simple_agent:
+  responses_api_agents:
+    simple_agent:
+      datasets:{DATASET}
+        taskset: weather:today
+"""
+# Gym itself is asked for its data, so it has to be run where Gym is.
+PREPARE = f"""
+import json
+from pathlib import Path
+from nemo_gym import PARENT_DIR
+
+def prepare():
+    source = PARENT_DIR / "resources_servers/{NAME}/data/example.jsonl"
+    file = Path(__file__).parent / "data" / "weather.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    rows = [json.loads(line) for line in source.read_text().splitlines()[:2]]
+    with file.open("w") as lines:
+        for index, row in enumerate(rows):
+            params = row["responses_create_params"]
+            question = params.pop("input")[-1]["content"]
+            params["max_output_tokens"] = 8
+            task = {{"task_id": f"w{{index}}", "question": question, "responses_create_params": params}}
+            lines.write(json.dumps(task) + "\\n")
+    return file
+"""
+KEY = "a key of the policy's"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with a benchmark of the user's, whose servers are Gym's."""
+    root = tmp_path_factory.mktemp("root")
+    folder = root / "benchmarks" / "weather"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "episodes.yaml").write_text(EPISODES)
+    (folder / "prepare.py").write_text(PREPARE)
+    (folder / "prompt.yaml").write_text("user: '{question}'\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def planned(root, gym_python):
+    return gymrl.plan_benchmark("weather", roots=[root], gym_python=gym_python)
+
+
+@pytest.fixture(scope="module")
+def episodes(root, gym_python):
+    return gymrl.plan_benchmark("weather/episodes", roots=[root], gym_python=gym_python)
+
+
+def forecaster(body):
+    if any(item.get("type") == "function_call_output" for item in body["input"]):
+        return ModelCall(text="It is cold.")
+    return ModelCall(tool_calls=(("get_weather", '{"city": "Oslo"}'),))
+
+
+def policy(base_url, **further):
+    given = {"policy_base_url": base_url, "policy_api_key": KEY, "policy_model_name": "policy"}
+    return given | {"server_spinup_timeout_seconds": 200} | further
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(root, gym_python, tmp_path_factory):
+    """Two benchmarks at once: one with a scripted policy, one with a real model of ours.
+
+    The second has Gym's model server, before an endpoint that speaks Chat Completions.
+    """
+    logs = tmp_path_factory.mktemp("work")
+    model = tmp_path_factory.mktemp("model")
+    build_tiny_model(model)
+    common = {"roots": [root], "gym_python": gym_python}
+    async with contextlib.AsyncExitStack() as stack:
+        scripted = await stack.enter_async_context(ScriptedModelServer(forecaster))
+        generation = spawn(GenerationService, config=GenerationConfig(model=str(model)))
+        endpoint = await (await stack.enter_async_context(generation)).call("start")
+        first = gymrl.serve_benchmark(
+            "weather", overrides=policy(scripted.base_url), work_dir=logs, **common
+        )
+        second = gymrl.serve_benchmark(
+            "weather/episodes", "vllm_model", policy(endpoint.base_url), **common
+        )
+        addresses = {}
+
+        async def enter(name, context):
+            addresses[name] = await stack.enter_async_context(context)
+
+        await enter("weather", first)
+        await enter("weather/episodes", second)
+        yield addresses, logs, scripted.base_url
+
+
+async def test_a_benchmark_is_planned_with_data_that_gym_prepared(planned):
+    assert planned.task_ids() == ["w0", "w1"]
+    assert planned.plan.gym.version == "0.7.0"
+    assert [row["task_id"] for row in planned.rows] == ["w0", "w0", "w1", "w1"]
+    assert planned.rows[0]["task_source"] == "weather_agent"
+    assert planned.rows[0]["responses_create_params"]["input"][0]["content"].startswith("what's")
+    assert "nemo_gym" not in sys.modules
+
+
+async def test_a_taskset_with_a_route_gives_materialized_rows_and_the_same_digests(
+    planned, episodes
+):
+    assert [row["task_id"] for row in episodes.rows] == [
+        {"taskset": "weather:today", "task_id": "w0"},
+        {"taskset": "weather:today", "task_id": "w1"},
+    ]
+    assert set(episodes.rows[0]) == {"task_id", "task_input"}
+    assert episodes.task_digests() == planned.task_digests()
+    assert gymrl.PlannedBenchmark.from_json(episodes.to_json()) == episodes
+
+
+async def test_a_benchmark_that_gym_ships_is_found_and_prepared_there(gym_python):
+    with pytest.raises(ConfigError, match="'aegis_v4_safety': 5 of 5 tasks have no task id"):
+        gymrl.plan_benchmark("aegis_v4_safety", gym_python=gym_python)
+
+
+async def test_a_real_agent_and_environment_reward_a_task(served, planned):
+    addresses, _, _ = served
+    runner = gymrl.TaskRunner(planned.rows, addresses["weather"])
+    result = await runner.run_task("w1", num_repeats=3)
+    assert result.rewards == [1.0, 1.0, 1.0]
+    kinds = [item["type"] for item in result.results[0]["response"]["output"]]
+    assert kinds == ["function_call", "function_call_output", "message"]
+    await runner.health_check()
+
+
+async def test_an_environment_server_of_gyms_runs_an_episode_with_a_real_model(served, episodes):
+    addresses, _, _ = served
+    runner = gymrl.TaskRunner(episodes.rows, addresses["weather/episodes"])
+    result = await runner.run_task("w0", num_repeats=2, rollout_id="eval-7")
+    assert result.rewards == [0.0, 0.0]  # noise calls no tool
+    for answer in result.results:
+        assert answer["response"]["usage"]["output_tokens"] in range(1, 9)
+    await runner.health_check()
+
+
+async def test_servers_have_logs_and_the_registry_gives_no_key_away(served):
+    addresses, logs, _ = served
+    names = sorted(file.name for file in (logs / "logs").iterdir())
+    assert names == [f"{NAME}.log", "weather_agent.log"]
+    assert "Uvicorn running on" in (logs / "logs" / "weather_agent.log").read_text()
+    for registry in addresses.values():
+        async with HttpPool() as pool:
+            answer = await pool.get(f"{registry.url}/global_config_dict_yaml")
+        published = json.loads(answer.body)
+        assert NAME in published
+        assert KEY not in published
+
+
+async def test_nobody_has_started_ray_or_loaded_it(served, peers_processes):
+    servers = peers_processes()
+    assert len(servers) == 6
+    for process in servers:
+        assert not [mapped.path for mapped in process.memory_maps() if "/ray/" in mapped.path]
+    everyone = psutil.Process().children(recursive=True)
+    assert not [p for p in everyone if p.name() in ("raylet", "gcs_server")]
+
+
+async def test_a_server_that_dies_is_named_to_who_waits_for_it(served, planned, peers_processes):
+    addresses, _, _ = served
+    runner = gymrl.TaskRunner(planned.rows, addresses["weather"])
+    [environment] = [
+        process
+        for process in peers_processes()
+        if process.environ()["NEMO_GYM_CONFIG_PATH"] == NAME
+        and f"port: {addresses['weather'].port}\n" in process.environ()["NEMO_GYM_CONFIG_DICT"]
+    ]
+    environment.kill()
+    with anyio.fail_after(60), pytest.raises(RolloutInfraFailure, match=f"'{NAME}' was killed by"):
+        await runner.run_task("w0")
+    with pytest.raises(ServerDiedError, match=f"'{NAME}' was killed by SIGKILL"):
+        await runner.health_check()
+
+
+SCRIPT = """
+import os, sys
+import gymrl
+
+ours = {"simple_agent": {"entrypoint": "gymrl.gym.embedded.simple_agent:SimpleAgent"}}
+overrides = {
+    "policy_base_url": sys.argv[2],
+    "policy_model_name": "policy",
+    "weather_agent": {"responses_api_agents": ours},  # one process less
+}
+with gymrl.serve_benchmark("weather", overrides=overrides, roots=[sys.argv[1]]) as registry_server:
+    print(registry_server.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+async def test_a_script_without_a_guard_serves_and_is_killed_and_leaves_nothing(
+    root, gym_python, peers_processes, planned, tmp_path
+):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    environment = {**os.environ, "GYMRL_GYM_PYTHON": gym_python}
+    async with ScriptedModelServer(forecaster) as model:
+        command = [sys.executable, str(file), str(root), model.base_url]
+        async with await anyio.open_process(command, stderr=None, env=environment) as script:
+            port = int(await script.stdout.receive())
+            registry = gymrl.BaseServerConfig("127.0.0.1", port)
+            result = await gymrl.TaskRunner(planned.rows, registry).run_task("w0")
+            assert result.rewards == [1.0]
+            servers = peers_processes(script.pid)
+            family = psutil.Process(script.pid).children(recursive=True)
+            assert len(servers) == 1
+            script.send_signal(signal.SIGKILL)
+            gone, alive = await anyio.to_thread.run_sync(
+                lambda: psutil.wait_procs(family, timeout=15)
+            )
+            assert not alive
+            assert set(servers) <= set(gone)
+
+
+async def test_a_server_that_needs_ray_is_refused_by_name_before_anything_starts(
+    served, root, gym_python, peers_processes
+):
+    before = len(peers_processes())
+    _, _, base_url = served
+    code_gen = ["resources_servers/code_gen/configs/code_gen.yaml"]
+    overrides = policy(base_url, config_paths=code_gen)
+    refused = gymrl.serve_benchmark(
+        "weather", overrides=overrides, roots=[root], gym_python=gym_python
+    )
+    with pytest.raises(ConfigError, match=r"gymrl starts no Ray.*code_gen"):
+        async with refused:
+            pass
+    assert len(peers_processes()) == before
+
+
+async def test_a_model_type_that_gym_does_not_have_is_refused_with_those_that_it_has(
+    root, gym_python
+):
+    served = gymrl.serve_benchmark(
+        "weather", "vlm_model", policy("http://127.0.0.1:9/v1"), roots=[root], gym_python=gym_python
+    )
+    with pytest.raises(ConfigError, match=r"model_type='vlm_model'.*Did you mean 'vllm_model'"):
+        async with served:
+            pass
+
+
+async def test_an_interpreter_without_gym_is_refused(root):
+    served = gymrl.serve_benchmark(
+        "weather", overrides=policy("http://x/v1"), roots=[root], gym_python=sys.executable
+    )
+    with pytest.raises(ConfigError, match="has no NeMo Gym"):
+        async with served:
+            pass
