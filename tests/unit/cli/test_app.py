@@ -24,6 +24,7 @@ def test_benchmarks_are_listed_one_a_line(capsys):
         "tool_arithmetic",
         "instruction_following",
         "exact_maths",
+        "verifiers/<environment>",
     ]
 
 

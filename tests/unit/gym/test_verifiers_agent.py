@@ -12,7 +12,7 @@ SETTINGS = {"environment": "my_env", "model_server": {"name": "policy_model"}}
 
 
 def test_an_agent_without_tokens_demands_the_ledger():
-    with pytest.raises(ConfigError, match="'verifiers_my_env'.*token_source to 'ledger'"):
+    with pytest.raises(ConfigError, match=r"'verifiers_my_env'.*token_source to 'ledger'"):
         VerifiersAgent("verifiers_my_env", SETTINGS, Peers())
 
 
