@@ -15,7 +15,7 @@ import msgspec
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import ConfigError, GenerationRequestError, MediaError, MediaFetchError
 from gymrl.generation.images import ConversationImage, ImageFormat
-from gymrl.media import EncodedImage, load_image
+from gymrl.media import EncodedImage, is_allowed_source, load_image
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig, MediaConfig
@@ -50,14 +50,20 @@ class ImageReader:
     async def read(self, conversation: Conversation) -> Conversation:
         """The conversation with its images.
 
+        A tool's answer that is a text and names an image by a data URL, or by a URL that may be
+        read here, is that image where the model sees images; elsewhere it is text.
+
         Raises:
             GenerationRequestError: The model reads no images, there are too many, or one is
                 refused or broken; names its place.
             MediaFetchError: A host can't be reached now.
         """
+        messages = conversation.messages
+        if self.format is not None:
+            messages = [self._seen(message, place) for place, message in enumerate(messages)]
         found = [
             (place, part)
-            for place, message in enumerate(conversation.messages)
+            for place, message in enumerate(messages)
             if isinstance(message.get("content"), list)
             for part in message["content"]
             if part["type"] == "image"
@@ -73,8 +79,16 @@ class ImageReader:
 
         images = await gather_bounded(read_one, found, MAX_LOADS)
         digests = iter([image.encoded.digest for image in images])
-        messages = [_with_digests(message, digests) for message in conversation.messages]
+        messages = [_with_digests(message, digests) for message in messages]
         return msgspec.structs.replace(conversation, messages=messages, images=tuple(images))
+
+    def _seen(self, message: dict[str, Any], place: int) -> dict[str, Any]:
+        """A message, its text in the form of an image where it is the URL of one."""
+        content = message.get("content")
+        if message["role"] != "tool" or not is_allowed_source(content, self._media):
+            return message
+        part = {"type": "image", "source": content, "where": f"message {place}"}
+        return {**message, "content": [part]}
 
     def _checked(self, num_images: int, where: str) -> ImageFormat:
         if self.format is None:

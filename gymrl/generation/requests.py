@@ -42,6 +42,8 @@ class Part(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     image_url: Any = None
+    image: Any = None
+    url: Any = None
     file_id: str | None = None
 
 
@@ -324,7 +326,7 @@ def _part(part: Part, where: str) -> dict[str, Any]:
             f"{where}.file_id: this server keeps no files; send the image as a data URL",
             param=f"{where}.file_id",
         )
-    url = part.image_url
+    url = next((value for value in (part.image, part.image_url, part.url) if value), None)
     if isinstance(url, dict):
         url = url.get("url")
     if not isinstance(url, str):
@@ -350,5 +352,5 @@ def _part_text(part: Part, where: str) -> str:
     )
 
 
-_IMAGE_PARTS = ("input_image", "image_url")
+_IMAGE_PARTS = ("input_image", "image_url", "image")
 _TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
