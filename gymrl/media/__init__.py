@@ -9,7 +9,7 @@ from gymrl.media.images import (
     inspect_image,
     open_image,
 )
-from gymrl.media.lifting import ImageLifter, lift_images, restore_images
+from gymrl.media.lifting import ImageLifter, lift_images, reference_digest, restore_images
 from gymrl.media.loading import load_image
 from gymrl.media.sharing import MediaExchange, MediaPayload
 from gymrl.media.sources import (
@@ -33,6 +33,7 @@ __all__ = [
     "load_image",
     "looks_like_image_source",
     "open_image",
+    "reference_digest",
     "restore_images",
     "to_data_url",
 ]

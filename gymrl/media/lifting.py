@@ -69,6 +69,12 @@ class ImageLifter:
         return self._known[text]
 
 
+def reference_digest(text: str) -> str | None:
+    """The digest of the image that a text refers to; None where it is no reference."""
+    match = _REFERENCE.fullmatch(f'"{text}"'.encode("utf-8", "replace"))
+    return None if match is None else match[1].decode()
+
+
 def lift_images(body: bytes) -> tuple[bytes, dict[str, bytes]]:
     """One JSON text without its images, and those by SHA-256; see :meth:`ImageLifter.lift`."""
     return ImageLifter().lift(body)

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from gymrl.media import reference_digest
+
 TEXT_CHARS = 20_000
 """A longer text is cut in the page; the raw JSON has all of it."""
 
@@ -152,7 +154,8 @@ class _Reader:
 
     def _parts(self, content: Any) -> tuple[Part, ...]:
         if isinstance(content, str):
-            return (Part(text=Text.of(content)),)
+            shown = reference_digest(content) is not None
+            return (self._image(content) if shown else Part(text=Text.of(content)),)
         if isinstance(content, list):
             return tuple(self._part(part) for part in content)
         return () if content is None else (_json(content),)

@@ -10,11 +10,13 @@ import msgspec
 import numpy as np
 
 from gymrl.errors import RowValueError
+from gymrl.media import reference_digest
 from gymrl.records.schema import RowRecord, SamplingRecord, SideTrajectoryRecord, TrajectoryRecord
 from gymrl.types import Failure, Reward, Turn, WeightVersionSpan
 from gymrl.viewer.conversation import Conversation, Item, Text, conversation_of
 
 if TYPE_CHECKING:
+    from gymrl.records import MediaFolder
     from gymrl.types import Float32Array, Int32Array
     from gymrl.viewer.token_text import TokenTexts
 
@@ -123,13 +125,15 @@ class DecodedRow:
     Args:
         line: Its number in the file.
         data: Its bytes.
+        folder: Has the images that the line refers to.
 
     Raises:
         RowValueError: It is no record of a row in full; the line and the field are named.
     """
 
-    def __init__(self, line: int, data: bytes) -> None:
+    def __init__(self, line: int, data: bytes, folder: MediaFolder | None = None) -> None:
         self.line, self.size = line, len(data)
+        self._folder = folder
         try:
             self.record = _decoder.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -233,12 +237,19 @@ class DecodedRow:
         """The media type and the bytes of an image of the conversation.
 
         Raises:
-            RowValueError: There is none, or it is no PNG, JPEG, GIF or WebP.
+            RowValueError: There is none, it is no PNG, JPEG, GIF or WebP, or it is not in the
+                folder beside the file.
         """
         sources = self.conversation.images
         if not 0 <= number < len(sources):
             raise RowValueError(f"line {self.line} has no image {number}")
-        return decode_image(sources[number])
+        digest = reference_digest(sources[number])
+        if digest is None:
+            return decode_image(sources[number])
+        data = self._folder.read([digest]).get(digest) if self._folder is not None else None
+        if data is None:
+            raise RowValueError(f"line {self.line}: image {digest} is not beside the file")
+        return kind_of(data), data
 
 
 def decode_image(source: str) -> tuple[str, bytes]:
@@ -254,11 +265,20 @@ def decode_image(source: str) -> tuple[str, bytes]:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RowValueError(f"the image is no base64: {error}") from error
+    return kind_of(data), data
+
+
+def kind_of(data: bytes) -> str:
+    """The media type that an image's bytes say.
+
+    Raises:
+        RowValueError: It is of no kind that is shown.
+    """
     for magic, kind in _IMAGE_KINDS.items():
         if data.startswith(magic):
-            return kind, data
+            return kind
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "image/webp", data
+        return "image/webp"
     raise RowValueError("the image is no PNG, JPEG, GIF or WebP")
 
 

@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from gymrl.errors import ConfigError, FileChangedError, RowValueError
+from gymrl.records import MediaFolder
 from gymrl.viewer.access import Access, is_loopback
 from gymrl.viewer.detail import DecodedRow, first_difference
 from gymrl.viewer.listing import group_entry, list_groups, list_rows, one_group, row_entry
@@ -204,6 +205,7 @@ class _Handlers:
     def __init__(self, file: RolloutFile, texts: TokenTexts | None) -> None:
         self._file = file
         self._texts = texts
+        self._media = MediaFolder(file.path)
         self._static = {
             entry.name: entry.read_bytes()
             for entry in (importlib.resources.files("gymrl.viewer") / "static").iterdir()
@@ -363,7 +365,7 @@ class _Handlers:
         data = await self._file.read(
             int(columns["offset"][place]), int(columns["size"][place]), epoch
         )
-        decoded = await anyio.to_thread.run_sync(DecodedRow, line, data)
+        decoded = await anyio.to_thread.run_sync(DecodedRow, line, data, self._media)
         self._kept[epoch, line] = decoded
         while len(self._kept) > 1 and (
             len(self._kept) > _KEPT_ROWS

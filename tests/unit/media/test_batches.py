@@ -135,7 +135,7 @@ def test_images_are_not_left_out_of_a_batch_silently():
     with pytest.raises(RowValueError, match="row 1 has 2 images"):
         to_batch([group(sample([]), sample([A], [B]))], pad_token_id=0)
     unread = msgspec.structs.replace(sample([]), notes={"images_not_read": 1})
-    with pytest.raises(RowValueError, match="set gym.media"):
+    with pytest.raises(RowValueError, match=r"set gym\.media"):
         to_batch([group(unread)], pad_token_id=0, images=ImageProcessor(MeanColours()))
 
 

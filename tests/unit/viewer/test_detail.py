@@ -1,6 +1,7 @@
 """One row, told without its arrays, and its tokens in spans."""
 
 import base64
+import hashlib
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymrl.errors import RowValueError
+from gymrl.records import MediaFolder
 from gymrl.types import Reward, SideTrajectory, Turn, WeightVersionSpan
 from gymrl.viewer.detail import (
     MAX_SPAN,
@@ -122,6 +124,22 @@ def test_an_image_comes_with_the_type_that_its_bytes_have(row):
     assert decoded.image(0) == ("image/png", PNG)
     with pytest.raises(RowValueError, match="no image 1"):
         decoded.image(1)
+
+
+def test_an_image_beside_the_file_is_shown_wherever_the_line_refers_to_it(tmp_path):
+    digest = hashlib.sha256(PNG).hexdigest()
+    reference = f"gymrl-image:{digest}:data:image/png;base64,"
+    path = write_rollouts(tmp_path / "r.jsonl", [trajectory()], prompts=with_image(reference))
+    folder = MediaFolder(path)
+    line = path.read_bytes().splitlines(keepends=True)[1]
+    with pytest.raises(RowValueError, match="not beside the file"):
+        DecodedRow(2, line, folder).image(0)
+    folder.write({digest: PNG})
+    assert DecodedRow(2, line, folder).image(0) == ("image/png", PNG)
+    answer = {"type": "function_call_output", "output": reference}
+    path = write_rollouts(tmp_path / "s.jsonl", [trajectory()], prompts={0: [answer]})
+    line = path.read_bytes().splitlines(keepends=True)[1]
+    assert DecodedRow(2, line, folder).image(0) == ("image/png", PNG)
 
 
 @pytest.mark.parametrize(
