@@ -171,7 +171,7 @@ def test_an_engine_that_makes_other_tokens_is_named_with_the_first_that_differs(
     prompt = [1, *images[0].region, 2]
     found = image_format.located(prompt, images)
     check_regions(prompt, list(prompt), found)
-    with pytest.raises(MediaError, match="11 tokens in all instead of 10, .* differs at 8"):
+    with pytest.raises(MediaError, match=r"11 tokens in all instead of 10, .* differs at 8"):
         check_regions(prompt, [1, *images[0].region[:-1], image_format.image_token_id, 4, 2], found)
 
 
@@ -251,7 +251,7 @@ async def test_more_images_than_allowed_are_refused_before_any_is_read(image_for
     policy = policy_of(image_format, chat, max_images_per_row=1)
     broken = {"type": "input_image", "image_url": "x"}
     items = [{"role": "user", "content": [image_part(28, 28), broken]}]
-    with pytest.raises(GenerationRequestError, match=r"2 images .* max_images_per_row=1"):
+    with pytest.raises(GenerationRequestError, match=r"2 images .*max_images_per_row=1"):
         await policy.images.read(conversation_of(request(items)))
 
 
