@@ -12,7 +12,7 @@ from gymrl.routed_experts import num_expected_routes, unknown_routes
 from gymrl.scoring.answer import Answer
 from gymrl.scoring.length_penalty.apply import env_reward
 from gymrl.scoring.masks import hit_max_tokens
-from gymrl.scoring.stats import GroupStats, stddev
+from gymrl.scoring.stats import GroupStats, RouteCounts, stddev
 from gymrl.types import Failure, Trajectory
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def diagnostic_stats(trajectories: Sequence[Trajectory]) -> GroupStats:
 
 
 def route_stats(trajectories: Sequence[Trajectory]) -> GroupStats:
-    """How many tokens' routes are left to the trainer's own router, where a sample has routes.
+    """How many tokens' routes are left to the trainer's own router; metrics where a sample has some.
 
     ``r3/routed_experts_expected_token_routes`` counts the tokens that a loss may depend on: all up
     to the last sampled one, that one not included. Of these
@@ -160,8 +160,7 @@ def route_stats(trajectories: Sequence[Trajectory]) -> GroupStats:
     ``r3/routed_experts_fallback_token_route_fraction`` of them (0.0 where nothing was expected);
     ``r3/routed_experts_fallback_samples`` have such a token.
     """
-    if all(trajectory.routed_experts is None for trajectory in trajectories):
-        return GroupStats()
+    routed = sum(trajectory.routed_experts is not None for trajectory in trajectories)
     expected = missing = samples = 0
     for trajectory in trajectories:
         spans = [(turn.generation_start, turn.end) for turn in trajectory.turns]
@@ -171,13 +170,12 @@ def route_stats(trajectories: Sequence[Trajectory]) -> GroupStats:
             unknown = unknown_routes(trajectory.routed_experts, spans)
         expected, missing, samples = expected + count, missing + unknown, samples + (unknown > 0)
     return GroupStats(
-        counts={
-            "r3/routed_experts_fallback_samples": samples,
-            "r3/routed_experts_fallback_token_routes": missing,
-            "r3/routed_experts_expected_token_routes": expected,
-            "r3/routed_experts_actual_token_routes": expected - missing,
-        },
-        ratios={"r3/routed_experts_fallback_token_route_fraction": (missing, expected)},
+        routes=RouteCounts(
+            routed_samples=routed,
+            fallback_samples=samples,
+            fallback=missing,
+            expected=expected,
+        )
     )
 
 

@@ -44,6 +44,46 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 
 
+class RouteCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens have no route, so that the trainer's own router decides.
+
+    See :func:`gymrl.scoring.metrics.route_stats`.
+
+    Attributes:
+        routed_samples: Samples with routes.
+        fallback_samples: Samples with a token whose route is not known.
+        fallback: Such tokens.
+        expected: Tokens whose route a loss may depend on.
+    """
+
+    routed_samples: int = 0
+    fallback_samples: int = 0
+    fallback: int = 0
+    expected: int = 0
+
+    @classmethod
+    def merged(cls, parts: Iterable[RouteCounts]) -> RouteCounts:
+        """All parts as one."""
+        together = list(parts)
+        sums = {n: sum(getattr(part, n) for part in together) for n in cls.__struct_fields__}
+        return cls(**sums)
+
+    def scalars(self) -> dict[str, float]:
+        """Metrics by name; none where no sample has routes."""
+        if not self.routed_samples:
+            return {}
+        prefix = "r3/routed_experts_"
+        return {
+            f"{prefix}fallback_samples": float(self.fallback_samples),
+            f"{prefix}fallback_token_routes": float(self.fallback),
+            f"{prefix}expected_token_routes": float(self.expected),
+            f"{prefix}actual_token_routes": float(self.expected - self.fallback),
+            f"{prefix}fallback_token_route_fraction": (
+                self.fallback / self.expected if self.expected else 0.0
+            ),
+        }
+
+
 class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     """The values behind the metrics of one group, or of many.
 
@@ -53,8 +93,7 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
         means: Values by metric name, reported as their mean.
         medians: Values by metric name, reported as their median.
         counts: Sums by metric name.
-        ratios: By metric name a part and its whole, both sums, reported as their quotient; 0.0
-            where the whole is 0.
+        routes: Of mixture-of-experts models; reported where some sample has routes.
         tables: By metric name, (row index, row of JSON) pairs.
     """
 
@@ -62,7 +101,7 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     means: dict[str, tuple[float, ...]] = {}
     medians: dict[str, tuple[float, ...]] = {}
     counts: dict[str, int] = {}
-    ratios: dict[str, tuple[int, int]] = {}
+    routes: RouteCounts = RouteCounts()
     tables: dict[str, tuple[tuple[int, str], ...]] = {}
 
     @classmethod
@@ -70,19 +109,15 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
         """All parts as one; each value is copied once."""
         together = list(parts)
         counts: dict[str, int] = {}
-        ratios: dict[str, tuple[int, int]] = {}
         for part in together:
             for name, number in part.counts.items():
                 counts[name] = counts.get(name, 0) + number
-            for name, (some, whole) in part.ratios.items():
-                before = ratios.get(name, (0, 0))
-                ratios[name] = (before[0] + some, before[1] + whole)
         return cls(
             distributions=_pooled(part.distributions for part in together),
             means=_pooled(part.means for part in together),
             medians=_pooled(part.medians for part in together),
             counts=counts,
-            ratios=ratios,
+            routes=RouteCounts.merged(part.routes for part in together),
             tables=_pooled(part.tables for part in together),
         )
 
@@ -96,8 +131,7 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
             if values:
                 found[name] = float(statistics.median(values))
         found.update({name: float(number) for name, number in self.counts.items()})
-        for name, (some, whole) in self.ratios.items():
-            found[name] = some / whole if whole else 0.0
+        found.update(self.routes.scalars())
         return found
 
     def histograms(self) -> dict[str, list[float]]:

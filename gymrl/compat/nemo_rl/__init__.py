@@ -37,6 +37,7 @@ from gymrl.compat.nemo_rl.rewards import (
     validate_reward_components_match_scalar,
 )
 from gymrl.compat.nemo_rl.rollouts import run_async_nemo_gym_rollout, run_nemo_gym_rollout_sync
+from gymrl.compat.nemo_rl.routed_experts import backfill_missing_routed_experts
 from gymrl.compat.nemo_rl.settings import (
     DEFAULT_INVALID_TOOL_CALL_PATTERNS,
     DEFAULT_THINKING_TAGS,
@@ -72,6 +73,7 @@ __all__ = [
     "TokenizerType",
     "apply_reward_penalties",
     "async_generate_response_for_sample_turn",
+    "backfill_missing_routed_experts",
     "build_reward_component_columns",
     "calculate_rewards",
     "compute_reward_penalty_metrics",

@@ -280,13 +280,13 @@ def spinup_nemo_gym_actor(
         base_urls: The policy's OpenAI-compatible servers, with ``/v1``.
         model_name: What they serve.
         tokenizer: See :meth:`NemoGym.set_tokenizer`.
-        enable_router_replay: Must be false: routes do not travel with Gym rollouts yet.
-        routed_experts_dtype: Of the routes.
+        enable_router_replay: See ``require_routed_experts`` of :class:`NemoGymConfig`.
+        routed_experts_dtype: Of the routes; see there.
         use_fastokens: No effect: ids are decoded by the Rust tokenizer in any case.
 
     Raises:
-        UnsupportedOptionError: Router replay is asked for, or ``num_gpu_nodes`` is above 0 (no
-            nodes are reserved here: a server with a GPU is started where it should run).
+        UnsupportedOptionError: ``num_gpu_nodes`` is above 0 (no nodes are reserved here: a server
+            with a GPU is started where it should run).
         ConfigError: A setting is missing or wrong.
         GymrlError: Something failed to start; what was started is ended.
     """

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gymrl.compat.nemo_rl.routed_experts import (
+    _add_r3_fallback_metrics,
+    _attach_routed_experts_to_message_log_prefix,
+)
 from gymrl.concurrency import closing_stream, gather_bounded, refuse_running_loop
 from gymrl.environments.base import EnvironmentReturn
 from gymrl.environments.local import open_environment
@@ -23,6 +27,7 @@ from gymrl.errors import (
     UnsupportedOptionError,
 )
 from gymrl.numbers import reward_number
+from gymrl.routed_experts import MISSING
 
 if TYPE_CHECKING:
     from gymrl.compat.nemo_rl.settings import TokenizerType
@@ -47,7 +52,8 @@ def generate_responses(
         generation_input_data: ``input_ids`` and ``input_lengths``; not changed.
         batch: Its ``message_log`` gets one ``assistant`` message a sample: ``content``,
             ``token_ids`` and ``generation_logprobs``. Its ``stop_strings`` are used where it has
-            them.
+            them. Where the policy returns routes, every message gets those of this call,
+            ``routed_experts``.
         tokenizer: Decodes.
         input_lengths: Tokens of each prompt, ``[B]``.
         include_logprobs: Give messages their log-probabilities.
@@ -56,7 +62,8 @@ def generate_responses(
     Returns:
         `batch` itself; the sampled ids of each sample; and ``mean_generation_length``,
         ``total_generated_tokens`` and, where the policy tells, ``_response_truncated`` (bool
-        ``[B]``: the token limit ended it).
+        ``[B]``: the token limit ended it) and ``r3/...``
+        (:func:`~gymrl.compat.nemo_rl.routed_experts._add_r3_fallback_metrics`).
 
     Raises:
         GenerationError: The answer does not fit the batch. Nothing was appended.
@@ -302,7 +309,31 @@ def _joined(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in ("generation_lengths", "unpadded_sequence_lengths", "truncated"):
         if outputs and all(output.get(name) is not None for output in outputs):
             joined[name] = torch.cat([torch.as_tensor(output[name]) for output in outputs])
-    return joined
+    return joined | _joined_routes(outputs)
+
+
+_ROUTE_COUNTS = tuple(
+    f"r3_routed_experts_{name}_routes" for name in ("expected", "missing", "actual")
+)
+
+
+def _joined_routes(outputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Routes of batches of one; a sample that came without them has none of those it should."""
+    known = [output["routed_experts"] for output in outputs if "routed_experts" in output]
+    if not known:
+        return {}
+    routes: list[torch.Tensor] = []
+    counts: dict[str, list[int]] = {name: [] for name in _ROUTE_COUNTS}
+    for output in outputs:
+        total = int(output["unpadded_sequence_lengths"][0])
+        if "routed_experts" in output:
+            routes.append(output["routed_experts"][0])
+        else:
+            routes.append(known[0].new_full((total, *known[0].shape[2:]), MISSING))
+        absent = (max(total - 1, 0), max(total - 1, 0), 0)
+        for name, count in zip(_ROUTE_COUNTS, absent, strict=True):
+            counts[name].append(int(output[name][0]) if name in output else count)
+    return {"routed_experts": routes} | {n: torch.tensor(c) for n, c in counts.items()}
 
 
 def _appended(
@@ -342,9 +373,26 @@ def _appended(
         for sample, message in enumerate(messages):
             own = outputs["logprobs"][sample][starts[sample] : totals[sample]]
             message["generation_logprobs"] = own
+    if outputs.get("routed_experts") is not None:
+        for sample, (log, message) in enumerate(zip(logs, messages, strict=True)):
+            routes = outputs["routed_experts"][sample][: totals[sample]]
+            _attach_routes(sample, log, message, routes)
     for log, message in zip(logs, messages, strict=True):
         log.append(message)
     return batch, generated_ids, _metrics(outputs, generated_ids)
+
+
+def _attach_routes(
+    sample: int, log: Sequence[MutableMapping[str, Any]], message: dict[str, Any], routes: Any
+) -> None:
+    start = _attach_routed_experts_to_message_log_prefix(log, routes)
+    sampled = len(message["token_ids"])
+    if start + sampled != len(routes):
+        raise GenerationError(
+            f"sample {sample} of the batch: {len(routes)} rows of routes for {start} tokens of the "
+            f"message log and {sampled} sampled ones"
+        )
+    message["routed_experts"] = routes[start:]
 
 
 def _metrics(outputs: Mapping[str, Any], generated_ids: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -355,4 +403,5 @@ def _metrics(outputs: Mapping[str, Any], generated_ids: Sequence[torch.Tensor]) 
     }
     if outputs.get("truncated") is not None:
         metrics["_response_truncated"] = torch.as_tensor(outputs["truncated"])
+    _add_r3_fallback_metrics(metrics, outputs)
     return metrics

@@ -34,8 +34,10 @@ class NemoGymConfig(TypedDict):
         port_range_high: Last one.
         invalid_tool_call_patterns: None takes :data:`DEFAULT_INVALID_TOOL_CALL_PATTERNS`.
         thinking_tags: None takes :data:`DEFAULT_THINKING_TAGS`.
-        require_routed_experts: Must be false: routes do not travel with Gym rollouts yet.
-        routed_experts_dtype: Ignored without the above.
+        require_routed_experts: A turn without the experts that its tokens went through fails the
+            row. The policy's servers must return them.
+        routed_experts_dtype: Of the routes: ``int8``, ``int16`` or ``int32``; None keeps what
+            came. :func:`gymrl.routed_experts.routes_dtype` says which fits a model.
         use_fastokens: Ignored: ids are decoded by the Rust tokenizer in any case.
         tokenizer_config: Its ``name`` is the tokenizer where :meth:`NemoGym.set_tokenizer` is not
             called.
@@ -211,7 +213,6 @@ def rollout_config(cfg: Mapping[str, Any], tokenizer: str | None = None) -> Roll
         ConfigError: A setting is missing or wrong.
         UnsupportedOptionError: A setting asks for what this road does not have.
     """
-    refuse_option(cfg, "require_routed_experts", "routes do not travel with Gym rollouts yet")
     refuse_option(cfg, "pad_dynamic_image_shapes", "images are not processed")
     for name in ("model_name", "base_urls", "initial_global_config_dict"):
         if cfg.get(name) is None:
@@ -228,6 +229,8 @@ def rollout_config(cfg: Mapping[str, Any], tokenizer: str | None = None) -> Roll
         "port_range_high",
         "invalid_tool_call_patterns",
         "thinking_tags",
+        "require_routed_experts",
+        "routed_experts_dtype",
     ):
         if cfg.get(name) is not None:
             gym[name] = plain(cfg[name])

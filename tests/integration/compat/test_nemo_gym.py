@@ -309,14 +309,12 @@ async def test_workers_of_their_own_and_a_tokenizer_that_is_installed_once():
     assert shards
 
 
-async def test_gpu_nodes_and_router_replay_are_refused():
+async def test_gpu_nodes_are_refused():
     options = {"tokenizer": "/x", "routed_experts_dtype": "int8", "use_fastokens": False}
     with pytest.raises(UnsupportedOptionError, match="num_gpu_nodes"):
         spinup_nemo_gym_actor(
             {"nemo_gym": {"num_gpu_nodes": 1}}, [], "m", enable_router_replay=False, **options
         )
-    with pytest.raises(UnsupportedOptionError, match="require_routed_experts"):
-        spinup_nemo_gym_actor({"nemo_gym": {}}, [], "m", enable_router_replay=True, **options)
 
 
 async def test_a_script_that_forgets_to_shut_down_still_ends():

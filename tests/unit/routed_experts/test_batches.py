@@ -281,6 +281,16 @@ def test_the_fraction_over_many_groups_is_of_all_their_tokens_and_no_mean_of_mea
     assert r3(GroupStats.merged(parts))["fallback_token_route_fraction"] == 1 / 6
 
 
+def test_a_group_without_any_routes_counts_as_fallback_in_a_batch_that_has_some():
+    bare = group_stats(group(trajectory((2, 3))))
+
+    assert r3(bare) == {}
+    merged = r3(GroupStats.merged([group_stats(group(TWO_TURNS)), bare]))
+    assert merged["fallback_token_routes"] == 4
+    assert merged["expected_token_routes"] == 9
+    assert merged["fallback_samples"] == 1
+
+
 def test_the_fraction_is_zero_where_nothing_was_expected():
     nothing = trajectory((1, 0), routes=routes_of(-1), placeholder=True)
 
