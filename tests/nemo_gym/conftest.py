@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,10 @@ from gymrl.testing.gym_server import ModelCall
 from gymrl.types import Row
 
 PEER = Path(__file__).parents[2] / ".venv-nemo-gym"
+OLD_PEER = Path(__file__).parents[2] / ".venv-nemo-gym-04"
+
+# NeMo Gym 0.4 is tested where `scripts/nemo-gym-peer 0.4.0` has put it.
+collect_ignore = [] if (OLD_PEER / ".installed").exists() else ["test_version_04.py"]
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +45,25 @@ def example_rows(gym_python):
         return rows
 
     return read
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    """A folder with a benchmark of the user's, whose servers are Gym's; it may be written to."""
+    folder = tmp_path_factory.mktemp("root") / "environments"
+    return shutil.copytree(Path(__file__).with_name("environments"), folder)
+
+
+def forecast(body):
+    if any(item.get("type") == "function_call_output" for item in body["input"]):
+        return ModelCall(text="It is cold.")
+    return ModelCall(tool_calls=(("get_weather", '{"city": "Oslo"}'),))
+
+
+@pytest.fixture(scope="session")
+def forecaster():
+    """A policy that asks for Oslo's weather and then answers."""
+    return forecast
 
 
 @pytest.fixture

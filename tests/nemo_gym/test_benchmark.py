@@ -18,7 +18,7 @@ from gymrl.errors import ConfigError, RolloutInfraFailure, ServerDiedError
 from gymrl.generation.service import GenerationService
 from gymrl.gym.client import HttpPool
 from gymrl.testing import build_tiny_model
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.gym_server import ScriptedModelServer
 
 pytestmark = [
     pytest.mark.nemo_gym,
@@ -27,76 +27,7 @@ pytestmark = [
 ]
 
 NAME = "example_single_tool_call"
-DATASET = """
-      - name: weather
-        type: benchmark
-        jsonl_fpath: benchmarks/weather/data/weather.jsonl
-        prepare_script: benchmarks/weather/prepare.py
-        prompt_config: benchmarks/weather/prompt.yaml
-"""
-CONFIG = f"""
-config_paths: [resources_servers/{NAME}/configs/{NAME}.yaml]
-weather_agent:
-  _inherit_from: {NAME}_simple_agent
-  responses_api_agents:
-    simple_agent:
-      datasets:{DATASET}
-        num_repeats: 2
-"""
-EPISODES = f"""
-config_paths: [resources_servers/{NAME}/configs/{NAME}.yaml]
-environment_server_routes: {{"weather:today": weather_episodes}}
-weather_episodes:
-  environment_servers:
-    single_agent_turn:
-      entrypoint: app.py
-      resources_server: {{type: resources_servers, name: {NAME}}}
-      agent_server: {{type: responses_api_agents, name: {NAME}_simple_agent}}
-      resources_tool_transports: [direct_http]
-      max_concurrent_episodes: null
-      queue_timeout_seconds: null
-      default_episode_timeout_seconds: 600
-      cleanup_timeout_seconds: 60
-{NAME}_simple_agent:
-  responses_api_agents:
-    simple_agent:
-      datasets:{DATASET}
-        taskset: weather:today
-"""
-# Gym itself is asked for its data, so it has to be run where Gym is.
-PREPARE = f"""
-import json
-from pathlib import Path
-from nemo_gym import PARENT_DIR
-
-def prepare():
-    source = PARENT_DIR / "resources_servers/{NAME}/data/example.jsonl"
-    file = Path(__file__).parent / "data" / "weather.jsonl"
-    file.parent.mkdir(exist_ok=True)
-    rows = [json.loads(line) for line in source.read_text().splitlines()[:2]]
-    with file.open("w") as lines:
-        for index, row in enumerate(rows):
-            params = row["responses_create_params"]
-            question = params.pop("input")[-1]["content"]
-            params["max_output_tokens"] = 8
-            task = {{"task_id": f"w{{index}}", "question": question, "responses_create_params": params}}
-            lines.write(json.dumps(task) + "\\n")
-    return file
-"""
 KEY = "a key of the policy's"
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """A folder with a benchmark of the user's, whose servers are Gym's."""
-    root = tmp_path_factory.mktemp("root")
-    folder = root / "benchmarks" / "weather"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(CONFIG)
-    (folder / "episodes.yaml").write_text(EPISODES)
-    (folder / "prepare.py").write_text(PREPARE)
-    (folder / "prompt.yaml").write_text("user: '{question}'\n")
-    return root
 
 
 @pytest.fixture(scope="module")
@@ -109,19 +40,13 @@ def episodes(root, gym_python):
     return gymrl.plan_benchmark("weather/episodes", roots=[root], gym_python=gym_python)
 
 
-def forecaster(body):
-    if any(item.get("type") == "function_call_output" for item in body["input"]):
-        return ModelCall(text="It is cold.")
-    return ModelCall(tool_calls=(("get_weather", '{"city": "Oslo"}'),))
-
-
 def policy(base_url, **further):
     given = {"policy_base_url": base_url, "policy_api_key": KEY, "policy_model_name": "policy"}
     return given | {"server_spinup_timeout_seconds": 200} | further
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(root, gym_python, tmp_path_factory):
+async def served(root, gym_python, forecaster, tmp_path_factory):
     """Two benchmarks at once: one with a scripted policy, one with a real model of ours.
 
     The second has Gym's model server, before an endpoint that speaks Chat Completions.
@@ -251,7 +176,7 @@ with gymrl.serve_benchmark("weather", overrides=overrides, roots=[sys.argv[1]]) 
 
 
 async def test_a_script_without_a_guard_serves_and_is_killed_and_leaves_nothing(
-    root, gym_python, peers_processes, planned, tmp_path
+    root, gym_python, peers_processes, planned, forecaster, tmp_path
 ):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
