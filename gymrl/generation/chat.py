@@ -121,12 +121,17 @@ class ChatFormat:
             reasoning_parser=config.reasoning_parser,
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text` as it is; nothing is put before or after."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of `text` as it is; nothing is put before or after.
+
+        Args:
+            text: Any text.
+            add_special_tokens: Put around it what the tokenizer puts around a text of its own.
+        """
         if self._backend is not None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a generation: turn markers and other special tokens left out, tags kept."""

@@ -26,7 +26,7 @@ from gymrl.token_ledger import ROLLOUT_HEADER, ROLLOUT_ID, LedgerFrame
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gymrl.generation.ledger import LedgerBook
+    from gymrl.generation.ledger import LedgerBook, RolloutLedger
     from gymrl.generation.policy import Conversation
 
 _ROLLOUT_ID = re.compile(ROLLOUT_ID)
@@ -57,9 +57,17 @@ class LedgerRoutes:
                 header name different rollouts.
             PrefixError: A message carries other tokens than those that were served.
         """
-        rollout_id = _rollout_id(request)
-        ledger = None if rollout_id is None else self._book.open(rollout_id)
+        ledger = self.ledger(request)
         return conversation if ledger is None else conversation.in_rollout(ledger)
+
+    def ledger(self, request: web.Request) -> RolloutLedger | None:
+        """The ledger of the rollout that the request names; None if none, or if it was evicted.
+
+        Raises:
+            GenerationRequestError: As :meth:`conversation`.
+        """
+        rollout_id = _rollout_id(request)
+        return None if rollout_id is None else self._book.open(rollout_id)
 
     async def _summary(self, _: web.Request) -> web.Response:
         book = self._book

@@ -211,6 +211,36 @@ class Policy:
             ledger.end()
         return completion
 
+    async def complete(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        ledger: RolloutLedger | None = None,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """One continuation of bare tokens, outside of any conversation.
+
+        Args:
+            prompt_ids: What is continued.
+            sampling: How.
+            ledger: Of the rollout that the call belongs to.
+            on_token: Told of every token.
+
+        Raises:
+            GymrlError: As :meth:`sample`.
+        """
+        number = None if ledger is None else ledger.begin()
+        try:
+            generated = await self.generator.generate(prompt_ids, sampling, on_token=on_token)
+            _check_whole(generated)
+            if ledger is not None and number is not None:
+                answer = Answer(content=self.text(generated))
+                ledger.record(number, prompt_ids, generated, answer)
+        finally:
+            if ledger is not None:
+                ledger.end()
+        return generated
+
     async def _sample(
         self,
         prompt_ids: list[int],
@@ -219,9 +249,7 @@ class Policy:
         on_token: TokenCallback | None,
     ) -> Completion:
         generated = await self._generate(prompt_ids, conversation, sampling, on_token)
-        if generated.finish_reason == "abort":
-            raise ServerClosingError("the generator closed before the generation ended")
-        check_logprobs(generated)
+        _check_whole(generated)
         parsed = self.chat.parse(
             self.text(generated),
             has_tools=bool(conversation.tools) and conversation.may_call,
@@ -251,6 +279,13 @@ class Policy:
         if isinstance(generated.stop_reason, str):
             return text.partition(generated.stop_reason)[0]
         return text
+
+
+def _check_whole(generated: Generated) -> None:
+    """Refuse what is no sample of the policy."""
+    if generated.finish_reason == "abort":
+        raise ServerClosingError("the generator closed before the generation ended")
+    check_logprobs(generated)
 
 
 def training_fields(completion: Completion) -> dict[str, Any]:

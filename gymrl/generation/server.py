@@ -1,7 +1,7 @@
 """An OpenAI-compatible HTTP server over any generator, with token ids in its answers.
 
-Routes: ``POST /v1/responses``, ``POST /v1/chat/completions``, ``POST /tokenize`` (also under
-``/v1``), ``GET /v1/models``, ``GET /health``. Every POST is also served under
+Routes: ``POST /v1/responses``, ``POST /v1/chat/completions``, ``POST /v1/completions``,
+``POST /tokenize`` (also under ``/v1``), ``GET /v1/models``, ``GET /health``. Every POST is also served under
 ``/ng-rollout/{id}/...``, where Gym's servers put the id of the rollout that a call belongs to; a
 header ``x-gymrl-rollout-id`` names it as well. What such calls were served is kept, and
 ``GET|DELETE /ledger/{id}`` gives it out: see :mod:`gymrl.generation.ledger_routes`.
@@ -35,6 +35,7 @@ from gymrl.errors import (
 )
 from gymrl.generation import chat_api, responses_api
 from gymrl.generation.base import SamplingParams, token_budget
+from gymrl.generation.completions_api import CompletionRequest, Completions
 from gymrl.generation.deferred import DeferredGenerator, NotReadyError
 from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.ledger_routes import LedgerRoutes
@@ -132,6 +133,7 @@ class GenerationServer:
         posts: dict[str, Handler] = {
             "/v1/responses": self._responses,
             "/v1/chat/completions": self._chat_completions,
+            "/v1/completions": self._completions,
             "/tokenize": self._tokenize,
             "/v1/tokenize": self._tokenize,
         }
@@ -188,6 +190,18 @@ class GenerationServer:
             [chat_api.choice_sampling(sampling, index) for index in range(num_choices)],
         )
         return _json(chat_api.completion_of(body, completions, policy.chat, policy.model_name))
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body: CompletionRequest = convert(decode_body(await request.read()), CompletionRequest)
+        self._check_model(body.model)
+        completions = Completions(self._policy, body, self._ledgers.ledger(request))
+        if body.stream:
+            longest = max(completions.jobs, key=lambda job: len(job.prompt_ids))
+            return await self._stream(
+                request, longest.prompt_ids, longest.sampling, completions.write
+            )
+        samples = await gather_bounded(completions.sample, range(len(completions.jobs)))
+        return _json(completions.answer(samples))
 
     async def _stream(
         self,

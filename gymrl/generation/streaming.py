@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import msgspec
@@ -24,15 +24,24 @@ from gymrl.generation.chat_api import (
 from gymrl.generation.policy import Completion, Conversation, Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp import web
 
     from gymrl.generation.base import SamplingParams
-    from gymrl.generation.chat import ChatFormat
     from gymrl.generation.requests import ChatRequest
 
 logger = logging.getLogger(__name__)
 
 Event = tuple[int, int, float] | tuple[int, Completion]
+
+
+class Decoder(Protocol):
+    """Token ids to text."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of some tokens."""
+        ...
 
 
 class TextStream:
@@ -41,12 +50,12 @@ class TextStream:
     A piece is held back while it ends inside a character, and while a stop text may begin in it.
 
     Args:
-        chat: Decodes.
+        decoder: A chat format, say.
         stop: Stop texts of the call.
     """
 
-    def __init__(self, chat: ChatFormat, stop: tuple[str, ...]) -> None:
-        self._chat = chat
+    def __init__(self, decoder: Decoder, stop: tuple[str, ...]) -> None:
+        self._decoder = decoder
         self._stop = stop
         self._held_back = max((len(text) - 1 for text in stop), default=0)
         self._ids: list[int] = []
@@ -58,8 +67,8 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """The text that may be sent after one more token."""
         self._ids.append(token_id)
-        before = self._chat.decode(self._ids[self._start : self._read])
-        now = self._chat.decode(self._ids[self._start :])
+        before = self._decoder.decode(self._ids[self._start : self._read])
+        now = self._decoder.decode(self._ids[self._start :])
         if len(now) <= len(before) or now.endswith("\ufffd"):
             return ""
         self._text += now[len(before) :]
