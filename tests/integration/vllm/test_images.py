@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from gymrl.config import MediaConfig, SamplingParams
+from gymrl.config import GymConfig, MediaConfig, RolloutConfig, SamplingParams
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
 from gymrl.generation.image_inputs import load_image_reader
@@ -21,6 +21,10 @@ from gymrl.generation.requests import ResponsesRequest, convert
 from gymrl.generation.responses_api import conversation_of
 from gymrl.generation.server import GenerationServer
 from gymrl.generation.weights import DirectoryWeights
+from gymrl.media import inspect_image
+from gymrl.media.processing import ImageProcessor
+from gymrl.rollout.engine import RolloutEngine
+from gymrl.tensors import to_batch
 from gymrl.testing import build_image_uri, build_tiny_vision_model
 from tests.integration.vllm.engines import engine_config
 from tests.integration.vllm.vision import SMALL, TALL, VisionReference
@@ -37,11 +41,11 @@ class Served:
         self.reader = reader
         self.directory = directory
         self._session = session
-        self._base_url = base_url
+        self.base_url = base_url
 
     async def post(self, path: str, headers=None, **body) -> tuple[int, Any]:
         data = msgspec.json.encode(body)
-        url = self._base_url + path
+        url = self.base_url + path
         async with self._session.post(url, data=data, headers=headers) as got:
             return got.status, await got.json()
 
@@ -52,7 +56,7 @@ class Served:
         return answer
 
     async def events(self, path: str, **body) -> list[dict[str, Any]]:
-        async with self._session.post(self._base_url + path, data=msgspec.json.encode(body)) as got:
+        async with self._session.post(self.base_url + path, data=msgspec.json.encode(body)) as got:
             lines = (await got.text()).splitlines()
         return [msgspec.json.decode(line[5:]) for line in lines if line.startswith("data: {")]
 
@@ -66,7 +70,7 @@ async def served(tmp_path_factory, _vllm_can_run):
     from gymrl.generation.vllm import VllmGenerator
 
     directory = build_tiny_vision_model(tmp_path_factory.mktemp("vision"))
-    config = engine_config(str(directory), media=MediaConfig(max_images_per_row=3))
+    config = engine_config(str(directory), media=MediaConfig(max_images_per_row=4))
     generator, tokenizer = await anyio.to_thread.run_sync(VllmGenerator.load, config)
     chat = ChatFormat.from_config(tokenizer, config, tuple(generator.end_ids))
     reader = load_image_reader(config, chat)
@@ -219,7 +223,7 @@ async def test_an_agent_that_carries_no_tokens_continues_from_the_ledger(served)
 @pytest.mark.parametrize(
     ("content", "says", "code"),
     [
-        ([image(SMALL)] * 4, "4 images in one request are more than media.max_images", None),
+        ([image(SMALL)] * 5, "5 images in one request are more than media.max_images", None),
         (
             [{"type": "input_image", "image_url": "https://example.com/a.png"}],
             r"input\[0\].content\[0\].*https is not in media.schemes",
@@ -310,3 +314,67 @@ async def test_new_weights_see_an_image_anew(served, reference, tmp_path):
         await served.generator.update_weights(DirectoryWeights(path=str(served.directory)), "0")
         reference.load(served.directory)
     check(reference.errors(await served.respond(question), [SMALL]))
+
+
+ROUTE = "looking_agent"
+SERVERS = {
+    "looking": {
+        "resources_servers": {
+            "looking": {"entrypoint": "tests.integration.vllm.looking:LookingEnvironment"}
+        }
+    },
+    ROUTE: {
+        "responses_api_agents": {
+            "looking": {
+                "entrypoint": "tests.integration.vllm.looking:LookingAgent",
+                "resources_server": {"type": "resources_servers", "name": "looking"},
+                "model_server": {"type": "responses_api_models", "name": "policy_model"},
+            }
+        }
+    },
+}
+
+
+async def test_a_batch_of_rollouts_has_the_tokens_and_pixels_that_were_sampled_from(
+    served, reference
+):
+    """Agent to server to engine to batch: a forward pass over the batch gives the same numbers."""
+    sampling = SamplingParams(max_tokens=8)
+    config = RolloutConfig(
+        gym=GymConfig(
+            servers=SERVERS,
+            base_urls=(served.base_url,),
+            media=MediaConfig(),
+            processor=str(served.directory),
+            tokenizer=str(served.directory),
+        ),
+        in_process=True,
+        sampling=sampling,
+        seed=11,
+    )
+    question = [user(text("what is "), image(SMALL), text(" and "), image(TALL))]
+    rows = [
+        {"responses_create_params": {"input": question}, "agent_ref": {"name": ROUTE}},
+        {"responses_create_params": {"input": [user(text("look"))]}, "agent_ref": {"name": ROUTE}},
+    ]
+    async with RolloutEngine(config) as engine:
+        groups = await engine.run(rows, num_generations=2)
+
+    processor = ImageProcessor.load(str(served.directory))
+    batch = to_batch(groups, pad_token_id=0, images=processor)
+    errors = []
+    trajectories = [sample for group in groups for sample in group.trajectories]
+    counts = [len([ref for turn in sample.images for ref in turn]) for sample in trajectories]
+    assert counts == [4, 4, 2, 2]
+    for place, sample in enumerate(trajectories):
+        length = int(batch.lengths[place])
+        ids = batch.token_ids[place, :length]
+        assert ids.tolist() == sample.token_ids.tolist()
+        files = [sample.media[ref.digest] for turn in sample.images for ref in turn]
+        pixels = processor.model_inputs([inspect_image(file, MediaConfig()) for file in files])
+        logprobs = reference.all_logprobs(ids, pixels)
+        mask = batch.token_mask[place, 1:length].bool()
+        recorded = batch.generation_logprobs[place, 1:length]
+        assert 3 <= int(mask.sum()) <= 3 * 8
+        errors += (logprobs - recorded)[mask].abs().tolist()
+    check(errors)

@@ -32,17 +32,20 @@ class VisionReference:
         inputs = self.processor(text=[text], images=pictures(images) or None)
         return inputs["input_ids"][0]
 
-    @torch.inference_mode()
     def logprobs(self, prompt_ids, token_ids, images) -> list[float]:
-        ids = torch.tensor([[*prompt_ids, *token_ids]])
-        is_image = (ids == self.model.config.image_token_id).int()
-        shown = {}
+        pixels = {}
         if images:
             pixels = self.processor.image_processor(images=pictures(images), return_tensors="pt")
-            shown = {**pixels, "mm_token_type_ids": is_image}
-        logits = self.model(input_ids=ids, **shown).logits[0, len(prompt_ids) - 1 : -1]
-        chosen = torch.log_softmax(logits, -1)[range(len(token_ids)), list(token_ids)]
-        return chosen.tolist()
+        ids = torch.tensor([*prompt_ids, *token_ids])
+        return self.all_logprobs(ids, pixels)[-len(token_ids) :].tolist()
+
+    @torch.inference_mode()
+    def all_logprobs(self, ids: torch.Tensor, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Of every token but the first."""
+        is_image = (ids == self.model.config.image_token_id).int()
+        shown = {**pixels, "mm_token_type_ids": is_image[None]} if pixels else {}
+        logits = self.model(input_ids=ids[None], **shown).logits[0, :-1]
+        return torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
 
     def errors(self, answer: dict[str, Any], images) -> list[float]:
         """Of the log-probabilities of an answer's last item."""
