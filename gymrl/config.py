@@ -7,6 +7,7 @@ Nothing reads a raw dictionary after loading. A contradiction raises
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -185,6 +186,8 @@ class MediaConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 LogprobsMode = Literal["processed", "raw"]
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RoutesDtype = Literal["int8", "int16", "int32"]
 
 
@@ -204,6 +207,9 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         engine_args: Further fields of vLLM's ``AsyncEngineArgs``, as they are.
         request_timeout_s: Deadline of one call to a server; None: none.
         probe_interval_s: Seconds between two looks at a server that is out.
+        api_key_env: The environment variable, of the process that calls the servers, which holds
+            the key that they ask for; it is sent as ``Authorization: Bearer``. The key itself is
+            in no configuration, record or log. None: no key.
     """
 
     base_urls: tuple[str, ...] = ()
@@ -215,8 +221,16 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine_args: dict[str, Any] = {}
     request_timeout_s: float | None = None
     probe_interval_s: float = 5.0
+    api_key_env: str | None = None
 
     def __post_init__(self) -> None:
+        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+            # Not shown: it may be the key.
+            raise ConfigError(
+                "vllm.api_key_env holds something else than the name of an environment variable; "
+                "put the key into a variable and name that",
+                setting="vllm.api_key_env",
+            )
         require(self.rank >= 0, "vllm.rank", self.rank, "must be 0 or more")
         require(
             self.tensor_parallel_size > 0,

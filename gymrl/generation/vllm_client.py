@@ -5,6 +5,7 @@ aiohttp's errors end here: what comes out is gymrl's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,12 @@ import aiohttp
 import msgspec
 
 from gymrl.config import LogprobsMode, SamplingParams
-from gymrl.errors import GenerationError, GenerationRequestError, GenerationTransportError
+from gymrl.errors import (
+    ConfigError,
+    GenerationError,
+    GenerationRequestError,
+    GenerationTransportError,
+)
 from gymrl.generation.vllm_wire import (
     COMPLETIONS_PATH,
     GENERATE_PATH,
@@ -34,6 +40,10 @@ class RefusedError(GenerationTransportError):
     """A server did not take the call; nothing was sampled, another one may take it."""
 
 
+class UnauthorizedError(RefusedError):
+    """A server does not take the call's key, or wants one."""
+
+
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was found out about a server.
 
@@ -50,11 +60,45 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode
 
 
-class VllmClient:
-    """Talks to any number of servers. Needs a running event loop."""
+def read_api_key(variable: str | None) -> str | None:
+    """The key in an environment variable.
 
-    def __init__(self) -> None:
+    Raises:
+        ConfigError: It is not set, empty, or holds what no HTTP header may.
+    """
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(
+            f"vllm.api_key_env={variable!r}: this variable is not set, or empty, in the process "
+            "that calls the servers; export it where gymrl is started",
+            setting="vllm.api_key_env",
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"vllm.api_key_env={variable!r}: what this variable holds can't be sent in an HTTP "
+            "header; it is not shown here",
+            setting="vllm.api_key_env",
+        )
+    return key
+
+
+class VllmClient:
+    """Talks to any number of servers. Needs a running event loop.
+
+    Args:
+        api_key_env: The environment variable that holds their key; None: they want none.
+
+    Raises:
+        ConfigError: See :func:`read_api_key`.
+    """
+
+    def __init__(self, api_key_env: str | None = None) -> None:
+        self._api_key_env = api_key_env
+        self._key = read_api_key(api_key_env)
         self._session = aiohttp.ClientSession(
+            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
             # A connection a call: servers drop idle ones without a word, and a call that is lost
             # that way looks like one that broke off.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
@@ -65,6 +109,7 @@ class VllmClient:
         """The parts of an answer; one where it isn't streamed.
 
         Raises:
+            UnauthorizedError: It wants a key, or another one; nothing was sampled.
             RefusedError: The server can't be reached or has no room; nothing was sampled.
             GenerationTransportError: It broke off, or failed.
             GenerationRequestError: It refuses the request as it stands.
@@ -76,7 +121,7 @@ class VllmClient:
                 headers={"Content-Type": "application/json"},
             ) as response:
                 if response.status != 200:
-                    raise _refusal(url, response.status, await response.read())
+                    raise self._refusal(url, response.status, await response.read())
                 if not body["stream"]:
                     choice = read_choice(await response.read(), url)
                     if choice is not None:
@@ -101,6 +146,7 @@ class VllmClient:
         """Ask a server what it is, and sample one token to see that it is well.
 
         Raises:
+            UnauthorizedError: It wants a key, or another one.
             GenerationError: It can't be reached, is not well, or is no vLLM server.
         """
         try:
@@ -132,7 +178,7 @@ class VllmClient:
         async with self._session.get(url) as response:
             body = await response.read()
             if response.status != 200:
-                raise _refusal(url, response.status, body)
+                raise self._refusal(url, response.status, body)
             return body
 
     async def _measured_mode(self, url: str, path: str, model: str) -> LogprobsMode:
@@ -155,9 +201,23 @@ class VllmClient:
         """Close what is open."""
         await self._session.close()
 
+    def _refusal(self, url: str, status: int, body: bytes) -> GenerationError:
+        told = error_text(body)
+        if self._key is not None:
+            # Some servers say which key they were given.
+            told = told.replace(self._key, "(the key)")
+        text = f"{url} answered HTTP {status}: {told}"
+        if status in (401, 403):
+            remedy = (
+                "set vllm.api_key_env to the variable that holds its key"
+                if self._api_key_env is None
+                else f"the key in {self._api_key_env} (vllm.api_key_env) is not one it takes"
+            )
+            return UnauthorizedError(f"{text}; {remedy}", url=url, status=status)
+        return _error_of(text, url, status)
 
-def _refusal(url: str, status: int, body: bytes) -> GenerationError:
-    text = f"{url} answered HTTP {status}: {error_text(body)}"
+
+def _error_of(text: str, url: str, status: int) -> GenerationError:
     if status in _NOT_NOW:
         return RefusedError(text, url=url, status=status)
     if status >= 500:

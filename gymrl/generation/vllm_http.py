@@ -27,7 +27,12 @@ from gymrl.errors import (
 from gymrl.generation.balancer import Balancer, Upstream
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
 from gymrl.generation.images import check_regions
-from gymrl.generation.vllm_client import RefusedError, ServerFacts, VllmClient
+from gymrl.generation.vllm_client import (
+    RefusedError,
+    ServerFacts,
+    UnauthorizedError,
+    VllmClient,
+)
 from gymrl.generation.vllm_sampling import generated, with_routes
 from gymrl.generation.vllm_wire import (
     GENERATE_PATH,
@@ -108,7 +113,7 @@ class RemoteVllmGenerator:
         self._calls: set[anyio.CancelScope] = set()
         self._tasks = OwnedTasks("vllm-servers")
         self._is_out = anyio.Event()
-        self._client = VllmClient()
+        self._client = VllmClient(config.api_key_env)
 
     @classmethod
     async def connect(
@@ -122,7 +127,7 @@ class RemoteVllmGenerator:
 
         Raises:
             ConfigError: A server gives other log-probabilities than `logprobs_mode`, or servers
-                disagree about the context's length.
+                disagree about the context's length, or a key is missing or not accepted.
             GenerationTransportError: None of them answers; the text says why for each.
         """
         generator = cls(config, end_ids, logprobs_mode, routes_dtype)
@@ -361,11 +366,14 @@ class RemoteVllmGenerator:
         """Take a server in, or out, as it is now.
 
         Raises:
-            ConfigError: It is well, but not what the configuration says.
+            ConfigError: It is well, but not what the configuration says, or it does not take the
+                key.
         """
         try:
             with deadline(INSPECT_TIMEOUT_S, f"an answer of {upstream.url}"):
                 facts = await self._client.inspect(upstream.url)
+        except UnauthorizedError as error:
+            raise ConfigError(str(error), setting="vllm.api_key_env") from error
         except (GenerationError, DeadlineExceeded) as error:
             self._take_out(upstream, str(error))
             return

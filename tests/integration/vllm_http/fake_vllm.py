@@ -20,18 +20,21 @@ class FakeVllm:
         requests: Bodies of the calls it got, the ones of inspections left out.
         behave: Answers a call in place of the recording.
         healthy: What ``/health`` says.
+        key: What calls must carry; None: nothing. A refusal repeats what came, as some proxies do.
     """
 
     def __init__(self, has_route_for_tokens: bool = True) -> None:
         self.requests: list[dict] = []
         self.behave: Handler | None = None
         self.healthy = True
+        self.key: str | None = None
+        self.refusal = 401
         self._has_route = has_route_for_tokens
         self._runner: web.AppRunner | None = None
         self.url = ""
 
     async def start(self, port: int = 0) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._guard])
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/inference/v1/generate", self._generate)
@@ -50,6 +53,14 @@ class FakeVllm:
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        came = request.headers.get("Authorization")
+        if self.key is None or request.path == "/health" or came == f"Bearer {self.key}":
+            return await handler(request)
+        error = {"message": f"Unauthorized: {came}"}
+        return web.json_response({"error": error}, status=self.refusal)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
