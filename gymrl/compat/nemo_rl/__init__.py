@@ -20,6 +20,12 @@ from gymrl.compat.nemo_rl.generation import (
     generate_responses,
     generate_responses_async,
 )
+from gymrl.compat.nemo_rl.media import (
+    PackedTensor,
+    attach_initial_nemo_gym_image_payloads,
+    attach_static_multimodal_payload,
+    get_pad_dynamic_image_shapes,
+)
 from gymrl.compat.nemo_rl.native import (
     run_async_multi_turn_rollout,
     run_async_multi_turn_rollout_groups,
@@ -69,10 +75,13 @@ __all__ = [
     "NemoGymCompatibleConfig",
     "NemoGymConfig",
     "NemoGymRolloutResult",
+    "PackedTensor",
     "RolloutGroupResult",
     "TokenizerType",
     "apply_reward_penalties",
     "async_generate_response_for_sample_turn",
+    "attach_initial_nemo_gym_image_payloads",
+    "attach_static_multimodal_payload",
     "backfill_missing_routed_experts",
     "build_reward_component_columns",
     "calculate_rewards",
@@ -84,6 +93,7 @@ __all__ = [
     "get_nemo_gym_thinking_tags",
     "get_nemo_gym_uv_cache_dir",
     "get_nemo_gym_venv_dir",
+    "get_pad_dynamic_image_shapes",
     "nemo_gym_rollout_hit_max_tokens",
     "resolve_reward_penalty_config",
     "run_async_multi_turn_rollout",

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from gymrl.compat.nemo_rl.media import has_image_processor, omit_initial_media, pack_media
 from gymrl.compat.nemo_rl.settings import refuse_option, rollout_config
 from gymrl.concurrency import closing_stream, stream_across
 from gymrl.errors import ConfigError, RowTypeError, ServerError
 from gymrl.gym.shards import row_route
+from gymrl.media import ImageLifter, MediaExchange, restore_images
+from gymrl.media.batches import BatchImages
+from gymrl.media.processing import ImageProcessor
 from gymrl.rollout.encode import encode_body
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.rollout.fleet import Fleet
@@ -88,6 +92,8 @@ class NemoGym:
         self.cfg = cfg
         rollout_config(cfg)  # refuses what can't work, before any process
         self._tokenizer: str | None = None
+        self._processor: str | None = None
+        self._images: ImageProcessor | None = None
         self._stack: contextlib.ExitStack | None = None
         self._files = contextlib.ExitStack()
         self._portal: BlockingPortal | None = None
@@ -99,11 +105,14 @@ class NemoGym:
         """Name the tokenizer that decodes texts; every worker loads it once, when it starts.
 
         Args:
-            tokenizer: A fast tokenizer of transformers, or a directory or hub id.
+            tokenizer: A fast tokenizer of transformers, or a directory or hub id. Where it is a
+                processor that reads images, rollouts have their images, and each worker loads it
+                to hold tokens and images to each other.
 
         Raises:
             ServerError: The workers run already; call it before :meth:`_spinup`.
             ConfigError: The tokenizer has no ``tokenizer.json`` form (it is a slow one).
+            UnsupportedOptionError: It is a processor that can't be used for images.
         """
         if self._stack is not None:
             raise ServerError(
@@ -124,6 +133,11 @@ class NemoGym:
         path = Path(folder) / "tokenizer.json"
         backend.save(str(path))
         self._tokenizer = str(path)
+        if has_image_processor(tokenizer):
+            pads = bool(self.cfg.get("pad_dynamic_image_shapes"))
+            self._images = ImageProcessor(tokenizer, pad_dynamic_image_shapes=pads)
+            self._processor = str(Path(folder) / "processor")
+            tokenizer.save_pretrained(self._processor)
 
     def _spinup(self) -> None:
         """Start the workers and their servers, or find the servers of ``head_server``.
@@ -136,7 +150,7 @@ class NemoGym:
         """
         if self._stack is not None:
             raise ServerError("this environment is spun up already; shut it down first")
-        config = rollout_config(self.cfg, self._tokenizer)
+        config = rollout_config(self.cfg, self._tokenizer, self._processor)
         fleet = Fleet(config)
         with contextlib.ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal("asyncio"))
@@ -194,11 +208,14 @@ class NemoGym:
             nemo_gym_examples: Rows; ``_rowidx`` says what their results are called, else their
                 place in the list does.
             timer_prefix: Put before the timings' names.
-            deduplicate_multimodal_data: No effect: media do not travel back.
+            deduplicate_multimodal_data: Leave the media of a prompt's images out of its result,
+                which is marked then; :func:`.media.reattach_original_multimodal_payloads` puts
+                them back. Between processes each image crosses once in any case.
 
         Yields:
             The row's index; its result (``message_log``, ``input_message_log``, ``full_result``,
-            ``agent_ref``); and, on the last row, the timings.
+            ``agent_ref``); and, on the last row, the timings. Where the tokenizer is a processor,
+            user messages have the media of their images.
 
         Raises:
             RowTypeError, RowValueError: A row is no Gym row, or has no route.
@@ -207,15 +224,22 @@ class NemoGym:
         """
         portal, fleet, _ = self._require_spinup()
         shards = fleet.shards
-        rows = [_row_as_it_is(example, place) for place, example in enumerate(nemo_gym_examples)]
+        lifter = ImageLifter()
+        rows = [
+            _row_as_it_is(example, place, lifter) for place, example in enumerate(nemo_gym_examples)
+        ]
         if not rows:
             return
+        examples = {row.index: nemo_gym_examples[place] for place, row in enumerate(rows)}
         stream = stream_across(portal, lambda: _row_results(rows, shards, timer_prefix))
         async with closing_stream(stream) as results:
             async for result in results:
                 if isinstance(result.outcome, Failure):
                     raise error_of(result.outcome)
-                yield result.index, row_result(result.outcome), result.timings
+                made = row_result(result.outcome, self._images)
+                if deduplicate_multimodal_data:
+                    omit_initial_media(made, result.outcome, examples[result.index])
+                yield result.index, made, result.timings
 
     def step(self, message_log_batch: Any, metadata: Any) -> Any:
         """Not there: Gym's agents take the steps.
@@ -255,6 +279,21 @@ class NemoGym:
             engine = RolloutEngine(config, scoring=scoring, encode=encode, fleet=borrowed)
             self._engine = (key, engine)
         return self._engine[1]
+
+    def images_for(self, tokenizer: object) -> ImageProcessor | None:
+        """What makes media of the rollouts' images; None where they are of text.
+
+        Args:
+            tokenizer: Used where the workers read images (``media``) and have no processor.
+
+        Raises:
+            UnsupportedOptionError: It is a processor that can't be used for images.
+        """
+        reads = self.cfg.get("media") is not None
+        if self._images is None and reads and has_image_processor(tokenizer):
+            pads = bool(self.cfg.get("pad_dynamic_image_shapes"))
+            self._images = ImageProcessor(tokenizer, pad_dynamic_image_shapes=pads)
+        return self._images
 
     @property
     def portal(self) -> BlockingPortal:
@@ -318,6 +357,7 @@ _DETECTION = (
     "invalid_tool_call_patterns",
     "thinking_tags",
     "pad_dynamic_image_shapes",
+    "media",
     "port_range_low",
     "port_range_high",
     "tokenizer_config",
@@ -326,10 +366,19 @@ _DETECTION = (
 )
 
 
-def row_result(trajectory: Trajectory) -> dict[str, Any]:
-    """One row's result as NeMo RL's environment hands it over, its token fields tensors."""
+def row_result(trajectory: Trajectory, images: ImageProcessor | None = None) -> dict[str, Any]:
+    """One row's result as NeMo RL's environment hands it over, its token fields tensors.
+
+    Args:
+        trajectory: What the row gave.
+        images: Makes media of its images, for its user messages; None leaves them out.
+    """
     messages = message_log(trajectory)
-    full_result: dict[str, Any] = msgspec.json.decode(trajectory.result)
+    if images is not None:
+        BatchImages(images).attach(trajectory, messages)
+        pack_media([messages], images)
+    result = restore_images(trajectory.result, trajectory.media)
+    full_result: dict[str, Any] = msgspec.json.decode(result)
     full_result["reward"] = trajectory.reward.total
     return {
         "message_log": messages,
@@ -339,7 +388,7 @@ def row_result(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _row_as_it_is(example: dict[str, Any], place: int) -> Row:
+def _row_as_it_is(example: dict[str, Any], place: int, lifter: ImageLifter) -> Row:
     params = example.get("responses_create_params")
     if not isinstance(params, dict):
         raise RowTypeError(
@@ -350,13 +399,15 @@ def _row_as_it_is(example: dict[str, Any], place: int) -> Row:
     index = example.get("_rowidx", place)
     if isinstance(index, bool) or not isinstance(index, int):
         raise RowTypeError(f"row {place}: _rowidx={index!r}: an integer is needed", row=place)
+    body, media = lifter.lift(encode_body(example, index))
     return Row(
         index=index,
-        task_index=index,
+        task_index=0,  # images cross once for the rows of a task: here, of the call
         rollout_index=0,
         route=row_route(example, index),
         rollout_id=str(example.get("_ng_rollout_id") or f"row-{index}"),
-        body=encode_body(example, index),
+        body=body,
+        media=media,
     )
 
 
@@ -365,7 +416,8 @@ async def _row_results(
 ) -> AsyncGenerator[RowResult, None]:
     (shard,) = {shards.shard_of(row.route, row.index) for row in rows}
     label, handle = shard.next_instance()
-    stream = handle.stream("run_rollouts", rows, timer_prefix)
+    exchange = MediaExchange(rows)
+    stream = handle.stream("run_rollouts", exchange.thin_rows(rows), timer_prefix)
     async with closing_stream(merge_streams([(label, stream)])) as merged:
         async for tagged in merged:
-            yield tagged.item
+            yield exchange.full_result(tagged.item)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gymrl.compat.nemo_rl.media import refuse_media
 from gymrl.compat.nemo_rl.policies import generator_of, policy_sampling
 from gymrl.compat.nemo_rl.results import (
     RolloutGroupResult,
@@ -54,7 +55,7 @@ def run_multi_turn_rollout(
         max_seq_len: Tokens of a sample, prompts and answers together.
         max_rollout_turns: Generations of a sample.
         greedy: Take the likeliest token always.
-        deduplicate_multimodal_data: No effect: there are no media.
+        deduplicate_multimodal_data: No effect: samples with media are refused.
 
     Returns:
         The input's columns with those of :class:`gymrl.tensors.RolloutBatch` over them, and
@@ -220,6 +221,7 @@ async def _play(
 
 def _prompts(input_batch: Mapping[str, Any]) -> list[NativePrompt]:
     size = len(input_batch["message_log"])
+    refuse_media(input_batch)
     columns: dict[str, Sequence[Any]] = {}
     for name in ("message_log", "task_name", "extra_env_info", "stop_strings"):
         column = input_batch.get(name)

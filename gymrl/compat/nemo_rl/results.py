@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gymrl.compat.nemo_rl.media import pack_media
 from gymrl.errors import ConfigError
 from gymrl.scoring import group_stats
 from gymrl.tensors import RolloutBatch, to_batch
@@ -14,6 +15,7 @@ from gymrl.tensors import RolloutBatch, to_batch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gymrl.media.processing import ImageProcessor
     from gymrl.types import RolloutGroup
 
 
@@ -66,15 +68,19 @@ def gym_result(
     has_length_penalty: bool,
     mask_env_flagged_samples: bool,
     log_full_result_tables: bool,
+    images: ImageProcessor | None = None,
 ) -> NemoGymRolloutResult:
-    """The result of one group."""
+    """The result of one group; `images` makes media of its images for its user messages."""
     batch = to_batch(
         [group],
         pad_token_id=pad_token_id,
         max_total_tokens=max_total_tokens,
         mask_flagged_samples=mask_env_flagged_samples,
         with_env_reward=has_length_penalty,
+        images=images,
     )
+    if images is not None:
+        pack_media(batch.final_batch["message_log"], images)
     stats = group_stats(
         group, max_total_tokens=max_total_tokens, with_tables=log_full_result_tables
     )

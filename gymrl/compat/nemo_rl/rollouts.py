@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from gymrl.compat.nemo_rl.environment import NemoGym
+from gymrl.compat.nemo_rl.media import share_initial_media
 from gymrl.compat.nemo_rl.results import (
     NemoGymRolloutResult,
     gym_result,
@@ -22,7 +23,7 @@ from gymrl.compat.nemo_rl.settings import (
     sampling_of,
 )
 from gymrl.concurrency import closing_stream, refuse_running_loop, stream_across
-from gymrl.errors import ConfigError, RowTypeError, RowValueError, UnsupportedOptionError
+from gymrl.errors import ConfigError, RowTypeError, RowValueError
 from gymrl.rollout.prepare import GroupSizes, refuse_unsupported
 from gymrl.scoring import LengthPenaltyConfig, ScoringConfig
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from gymrl.compat.nemo_rl.settings import TokenizerType
+    from gymrl.rollout.engine import RolloutStream
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +87,11 @@ async def run_async_nemo_gym_rollout(
         returns_entire_batch: The batch is one group, whatever prompts and agents it mixes.
         routing_group_size: Rows that stay on one worker; None: as `num_generations`.
         sampling_params: A profile to use instead of the train profile's temperature and top-p.
-        deduplicate_multimodal_data: No effect: media do not travel back.
-        debug_payload_metrics: Must be False: there is no such boundary.
+        deduplicate_multimodal_data: Prompts whose first user message in the input batch has media
+            already (:func:`.media.attach_initial_nemo_gym_image_payloads`) keep these objects in
+            their results. Between processes each image crosses once for a group in any case.
+        debug_payload_metrics: The last result's metrics have ``media_payload/<count>``; see
+            :class:`gymrl.media.MediaPayload`.
         identity_num_generations: Rows that are one prompt; None: as `num_generations`.
 
     Yields:
@@ -102,11 +107,6 @@ async def run_async_nemo_gym_rollout(
             `RuntimeError`.
     """
     environment = _environment(task_to_env)
-    if debug_payload_metrics:
-        raise UnsupportedOptionError(
-            "debug_payload_metrics=True: media do not travel back from the workers",
-            setting="debug_payload_metrics",
-        )
     sampling = sampling_of(generation_config, sampling_params)
     refuse_unsupported(sampling, greedy=greedy, max_rollout_turns=max_rollout_turns)
     rows = _rows(input_batch)
@@ -126,12 +126,16 @@ async def run_async_nemo_gym_rollout(
     )
     pad_token_id = pad_token_of(tokenizer)
     engine = environment.engine_for(scoring, encode_with(tokenizer), limit, tokenizer)
-    stream = stream_across(
-        environment.portal, lambda: engine.stream_repeated(rows, sizes, sampling=sampling)
-    )
-    async with closing_stream(stream) as groups:
+    images = environment.images_for(tokenizer)
+    started: list[RolloutStream] = []
+
+    def start() -> RolloutStream:
+        started.append(engine.stream_repeated(rows, sizes, sampling=sampling))
+        return started[-1]
+
+    async with closing_stream(stream_across(environment.portal, start)) as groups:
         async for group in groups:
-            yield gym_result(
+            result = gym_result(
                 group,
                 input_batch,
                 pad_token_id=pad_token_id,
@@ -139,7 +143,13 @@ async def run_async_nemo_gym_rollout(
                 has_length_penalty=scoring.length_penalty is not None,
                 mask_env_flagged_samples=mask_env_flagged_samples,
                 log_full_result_tables=log_full_result_tables,
+                images=images,
             )
+            if deduplicate_multimodal_data:
+                share_initial_media(group, result.final_batch["message_log"], input_batch)
+            if debug_payload_metrics and group.timings is not None:
+                result.rollout_metrics.update(started[0].progress.media.metrics())
+            yield result
 
 
 def run_nemo_gym_rollout_sync(

@@ -41,7 +41,11 @@ class NemoGymConfig(TypedDict):
         use_fastokens: Ignored: ids are decoded by the Rust tokenizer in any case.
         tokenizer_config: Its ``name`` is the tokenizer where :meth:`NemoGym.set_tokenizer` is not
             called.
-        pad_dynamic_image_shapes: Must be false: images are not processed.
+        pad_dynamic_image_shapes: Pad images of several sizes to one tensor and keep their exact
+            sizes; see :class:`gymrl.media.processing.ImageProcessor`.
+        media: gymrl's own: where images may come from, a :class:`gymrl.config.MediaConfig` as a
+            dictionary. Images are read where it is there, and where the tokenizer is a processor;
+            data URLs alone by default.
         num_workers: gymrl's own: worker processes that share the rows, 1 by default.
         in_process: gymrl's own: no worker process, so that breakpoints stop; false by default.
     """
@@ -58,6 +62,7 @@ class NemoGymConfig(TypedDict):
     use_fastokens: NotRequired[bool]
     tokenizer_config: NotRequired[dict[str, Any] | None]
     pad_dynamic_image_shapes: NotRequired[bool]
+    media: NotRequired[dict[str, Any] | None]
     num_workers: NotRequired[int]
     in_process: NotRequired[bool]
 
@@ -202,18 +207,20 @@ def get_nemo_gym_venv_dir() -> str | None:
     return os.environ.get("NEMO_GYM_VENV_DIR") or None
 
 
-def rollout_config(cfg: Mapping[str, Any], tokenizer: str | None = None) -> RolloutConfig:
+def rollout_config(
+    cfg: Mapping[str, Any], tokenizer: str | None = None, processor: str | None = None
+) -> RolloutConfig:
     """The configuration of gymrl for what a :class:`NemoGymConfig` asks for.
 
     Args:
         cfg: The dictionary.
         tokenizer: Directory or hub id; None: `cfg`'s own, or no text.
+        processor: Directory of the model's processor, where the model sees images.
 
     Raises:
         ConfigError: A setting is missing or wrong.
         UnsupportedOptionError: A setting asks for what this road does not have.
     """
-    refuse_option(cfg, "pad_dynamic_image_shapes", "images are not processed")
     for name in ("model_name", "base_urls", "initial_global_config_dict"):
         if cfg.get(name) is None:
             raise ConfigError(f"the configuration has no {name}", setting=name)
@@ -224,6 +231,9 @@ def rollout_config(cfg: Mapping[str, Any], tokenizer: str | None = None) -> Roll
         "tokenizer": tokenizer or named,
         **_servers(plain(cfg["initial_global_config_dict"])),
     }
+    media = cfg.get("media")
+    if media is not None or processor is not None:
+        gym |= {"media": plain(media or {}), "processor": processor}
     for name in (
         "port_range_low",
         "port_range_high",

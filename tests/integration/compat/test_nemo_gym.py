@@ -141,7 +141,6 @@ async def test_what_this_road_does_not_have_is_refused_before_any_request():
         for options in (
             {"greedy": True},
             {"max_rollout_turns": 3},
-            {"debug_payload_metrics": True},
             {"sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": 5}},
         ):
             with pytest.raises(AssertionError):

@@ -155,7 +155,6 @@ def test_a_head_server_without_instances_is_someone_elses_gym():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"pad_dynamic_image_shapes": True}, "images"),
         ({"initial_global_config_dict": {"config_paths": ["a.yaml"]}}, "config_paths"),
     ],
 )

@@ -1,0 +1,476 @@
+"""Images in message logs, under NeMo RL's names.
+
+A message's media are of two kinds, which are never mixed up. *Policy-ready*: what the model's
+processor made, each value a :class:`PackedTensor`; for log-probabilities and training.
+*vLLM-ready*: what vLLM's own processor is to be given, under the names of :data:`VLLM_MEDIA_KEYS`.
+Anything else in a message is no medium and is left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from gymrl.compat.nemo_rl.settings import section
+from gymrl.config import MediaConfig
+from gymrl.errors import ConfigError, MediaError, RowValueError, UnsupportedOptionError
+from gymrl.gym.images import ImageBins, bin_images, read_items
+from gymrl.media import EncodedImage, open_image
+from gymrl.media.loading import load_data_url
+from gymrl.media.packing import EXACT_SIZES, pack
+from gymrl.media.processing import ImageProcessor
+from gymrl.media.sources import scheme_of
+from gymrl.types import Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+
+    from PIL import Image
+
+    from gymrl.types import RolloutGroup
+
+VLLM_MEDIA_KEYS = ("vllm_content", "vllm_images", "vllm_videos", "vllm_audios")
+"""Columns and message fields that are vLLM-ready; ``vllm_content`` is the text they go with."""
+
+OMITTED_MARK = "_initial_multimodal_data_omitted"
+"""Set in a result whose prompt's media were left out, as they are known where it goes."""
+
+LOGS = ("input_message_log", "message_log")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PackedTensor:
+    """A model input of all images of a message.
+
+    Attributes:
+        tensor: As the processor made it.
+        dim_to_pack: Along which dimension other messages' are put behind it.
+    """
+
+    tensor: torch.Tensor
+    dim_to_pack: int = 0
+
+    def as_tensor(self, device: torch.device | str | None = None) -> torch.Tensor:
+        """The tensor, on a device where one is named."""
+        return self.tensor if device is None else self.tensor.to(device)
+
+    @staticmethod
+    def concat(parts: Sequence[PackedTensor]) -> PackedTensor:
+        """Those of several messages as one.
+
+        Raises:
+            MediaError: There is none, or their shapes differ but for the packed dimension.
+        """
+        if not parts:
+            raise MediaError("no tensors to pack")
+        dim = parts[0].dim_to_pack
+        joined = pack([{"media": part.tensor} for part in parts], {"media": dim}, pads=False)
+        return PackedTensor(joined["media"], dim)
+
+
+def get_pad_dynamic_image_shapes(env_config: Mapping[str, Any]) -> bool:
+    """``nemo_gym.pad_dynamic_image_shapes`` of an ``env`` configuration; false without it.
+
+    Raises:
+        ConfigError: It is no boolean.
+    """
+    value = (env_config.get("nemo_gym") or {}).get("pad_dynamic_image_shapes", False)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise ConfigError(
+            f"pad_dynamic_image_shapes={value!r}: true or false is needed",
+            setting="pad_dynamic_image_shapes",
+        )
+    return value
+
+
+def has_image_processor(tokenizer: Any) -> bool:
+    """Whether a tokenizer is a processor that reads images."""
+    return getattr(tokenizer, "image_processor", None) is not None
+
+
+def extract_input_images_from_message(
+    item: Mapping[str, Any], media: MediaConfig | None = None
+) -> list[Image.Image]:
+    """The images of an item of the Responses API; see :func:`gymrl.gym.images.image_sources`.
+
+    Only data URLs are read here; rollouts read others, where their configuration says so.
+
+    Raises:
+        MediaError: An image is refused or broken, or a part that says it is one names none.
+    """
+    (read,) = read_items(msgspec.json.encode([item]))
+    bins = ImageBins(media or MediaConfig())
+    bins.add(read)
+    return [open_image(_read(source, media)) for source in bins.pending]
+
+
+def index_per_turn_images(
+    output: Sequence[Mapping[str, Any]],
+    input_messages: Sequence[Mapping[str, Any]] | None = None,
+    media: MediaConfig | None = None,
+) -> list[list[Image.Image]]:
+    """The images of each trainable turn; see :func:`gymrl.gym.images.bin_images`.
+
+    Raises:
+        MediaError: As :func:`extract_input_images_from_message`.
+    """
+    items, prompt = (
+        read_items(msgspec.json.encode(part or [])) for part in (output, input_messages)
+    )
+    turns = bin_images(items, prompt, media or MediaConfig())
+    return [[open_image(_read(source, media)) for source in turn] for turn in turns]
+
+
+def attach_multimodal_data_to_user_message(
+    user_message: MutableMapping[str, Any],
+    *,
+    images: Sequence[EncodedImage],
+    processor: ImageProcessor,
+) -> None:
+    """Put the policy-ready inputs of a turn's images into its user message, in place.
+
+    Nothing happens without images.
+
+    Raises:
+        MediaError: An image is broken, or the processor refuses one.
+    """
+    if images:
+        user_message.update(packed_inputs(processor.model_inputs(images), processor))
+
+
+def packed_inputs(
+    inputs: Mapping[str, torch.Tensor], processor: ImageProcessor
+) -> dict[str, PackedTensor]:
+    """Model inputs as message logs have them."""
+    return {
+        name: PackedTensor(tensor, processor.pack_dims.get(name, 0))
+        for name, tensor in inputs.items()
+    }
+
+
+def pack_media(
+    message_logs: Iterable[Sequence[MutableMapping[str, Any]]], processor: ImageProcessor
+) -> None:
+    """Make policy-ready values of the model inputs in message logs, in place."""
+    for log in message_logs:
+        for message in log:
+            inputs = {name: message[name] for name in processor.pack_dims if name in message}
+            if EXACT_SIZES in message:
+                inputs[EXACT_SIZES] = message[EXACT_SIZES]
+            message.update(packed_inputs(inputs, processor))
+
+
+def omit_initial_media(
+    result: MutableMapping[str, Any], trajectory: Trajectory, row: Mapping[str, Any]
+) -> None:
+    """Leave the prompt's media out of a result, in place, and mark it.
+
+    Args:
+        result: With its message logs.
+        trajectory: What it was made of.
+        row: Gym's row, with the request.
+    """
+    if not shows_its_prompt_alone(trajectory, row):
+        return
+    user = next(message for message in result["message_log"] if message["role"] == "user")
+    for name in media_of(user):
+        del user[name]
+    result[OMITTED_MARK] = True
+
+
+def shows_its_prompt_alone(trajectory: Trajectory, row: Mapping[str, Any]) -> bool:
+    """Whether the first turn shows the images of the request, in their order, and no others.
+
+    With more images (an observation before the first turn) the processor's outputs are of all of
+    them, and the request's own can't take their place.
+    """
+    first = [ref.digest for ref in trajectory.images[0]] if trajectory.images else []
+    sources = _initial_sources(row) if first else []
+    if len(first) != len(sources) or any(scheme_of(source) != "data" for source in sources):
+        return False
+    return bool(first) and first == [_read(source, None).digest for source in sources]
+
+
+def share_initial_media(
+    group: RolloutGroup, message_logs: Sequence[Sequence[MutableMapping[str, Any]]], batch: Any
+) -> None:
+    """Put the input batch's own media of prompts into the results of its rows, in place.
+
+    Args:
+        group: Rows of the batch.
+        message_logs: Of the results, in the order of its rows.
+        batch: The input batch.
+    """
+    originals = batch.get("message_log")
+    if originals is None:
+        return
+    for row, sample, log in zip(group.rows, group.samples, message_logs, strict=True):
+        users = (m for m in originals[row.index] if m["role"] == "user")
+        original: Mapping[str, Any] = next(users, {})
+        media = {n: v for n, v in media_of(original).items() if isinstance(v, PackedTensor)}
+        given = batch["extra_env_info"][row.index]
+        if media and isinstance(sample, Trajectory) and shows_its_prompt_alone(sample, given):
+            log[0].update(media)
+
+
+def attach_initial_nemo_gym_image_payloads(
+    batch: Mapping[str, Any], processor: Any, *, env_config: Mapping[str, Any]
+) -> None:
+    """Put the inputs of every prompt's images into its first user message, in place.
+
+    For the batch before its prompts are repeated: repeats then share what was made once. A message
+    that has its inputs already is left alone.
+
+    Args:
+        batch: ``extra_env_info`` are Gym's rows, ``message_log`` their message logs.
+        processor: The model's.
+        env_config: The ``env`` block; says whether shapes are padded, as for the turns of rollouts.
+
+    Raises:
+        MediaError: An image is refused or broken.
+        RowValueError: A row has images and no user message.
+        UnsupportedOptionError: There are images and `processor` can't be used for them.
+    """
+    made: ImageProcessor | None = None
+    for index, (row, log) in enumerate(
+        zip(batch["extra_env_info"], batch["message_log"], strict=True)
+    ):
+        sources = _initial_sources(row)
+        if not sources:
+            continue
+        user = next((message for message in log if message["role"] == "user"), None)
+        if user is None:
+            raise RowValueError(f"row {index} has images and no user message", row=index)
+        if media_of(user):
+            continue
+        if made is None:
+            pads = get_pad_dynamic_image_shapes(env_config)
+            made = ImageProcessor(processor, pad_dynamic_image_shapes=pads)
+        images = [_read(source, None, row=index) for source in sources]
+        attach_multimodal_data_to_user_message(user, images=images, processor=made)
+
+
+def _initial_sources(row: Mapping[str, Any] | None) -> list[str]:
+    params = (row or {}).get("responses_create_params") or {}
+    bins = ImageBins(MediaConfig())
+    for item in read_items(msgspec.json.encode(params.get("input") or [])):
+        bins.add(item)
+    return bins.pending
+
+
+def _read(source: str, media: MediaConfig | None, *, row: int | None = None) -> EncodedImage:
+    if scheme_of(source) != "data":
+        raise UnsupportedOptionError(
+            f"image {source[:60]!r}: only data URLs are read here; rollouts read others "
+            "(media of the environment's configuration)",
+            setting="media",
+        )
+    try:
+        return load_data_url(source, media or MediaConfig())
+    except MediaError as error:
+        where = "" if row is None else f"row {row}: "
+        raise MediaError(f"{where}{error.message}", **{**error.fields, "row": row}) from error
+
+
+def media_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The media of a message: policy-ready values and named vLLM-ready ones, nothing else."""
+    return {
+        name: value
+        for name, value in message.items()
+        if isinstance(value, PackedTensor) or (name in VLLM_MEDIA_KEYS and value is not None)
+    }
+
+
+def reattach_original_multimodal_payloads(
+    results: Iterable[MutableMapping[str, Any]],
+    original_message_logs: Iterable[Sequence[Mapping[str, Any]]],
+) -> None:
+    """Put the media of prompts back into results that came without them, in place.
+
+    The k-th user message of a result gets the media of the k-th user message of the original log,
+    whether or not others before it have any. Only results that say so (:data:`OMITTED_MARK`) are
+    touched.
+
+    Raises:
+        MediaError: A result has fewer user messages than its original has up to the last with
+            media.
+    """
+    for result, original in zip(results, original_message_logs, strict=True):
+        if result.pop(OMITTED_MARK, False):
+            done: set[int] = set()
+            for name in LOGS:
+                if result.get(name):
+                    is_whole = name == "message_log"
+                    _copy_media(result[name], original, done, _no_check, is_whole=is_whole)
+
+
+def reattach_static_multimodal_payloads_to_result(
+    result: Mapping[str, Any],
+    source_message_log: Sequence[Mapping[str, Any]],
+    tokenizer: Any = None,
+) -> None:
+    """:func:`attach_static_multimodal_payload` for every message log of a result."""
+    done: set[int] = set()
+    for name in LOGS:
+        if result.get(name):
+            attach_static_multimodal_payload(result[name], source_message_log, done, tokenizer)
+
+
+def attach_static_multimodal_payload(
+    target_message_log: Sequence[MutableMapping[str, Any]],
+    source_message_log: Sequence[Mapping[str, Any]],
+    processed_target_ids: set[int] | None = None,
+    tokenizer: Any = None,
+) -> None:
+    """Copy the media of a source log's user messages to those of a target, in place, by ordinal.
+
+    Args:
+        target_message_log: As Gym's agent wrote it. It may have fewer user messages.
+        source_message_log: With policy-ready media.
+        processed_target_ids: ``id`` of messages that are done; shared between logs whose messages
+            are the same objects, so that each is done once.
+        tokenizer: Where it is given, with ``image_token_id`` or ``video_token_id``: a target must
+            hold as many of these tokens, in runs of the same lengths, as its source.
+
+    Raises:
+        MediaError: It does not; nothing of that message was copied.
+    """
+    done = set() if processed_target_ids is None else processed_target_ids
+    tokens = [
+        token
+        for name in ("image_token_id", "video_token_id")
+        if isinstance(token := getattr(tokenizer, name, None), int)
+    ]
+
+    def check(target: Mapping[str, Any], source: Mapping[str, Any], ordinal: int) -> None:
+        for token in tokens:
+            has, needs = (_runs(message, token) for message in (target, source))
+            if has != needs:
+                raise MediaError(
+                    f"user message {ordinal} has runs of {has} placeholder tokens {token}, its "
+                    f"media fill runs of {needs}",
+                    turn=ordinal,
+                    expected=sum(needs),
+                    received=sum(has),
+                )
+
+    _copy_media(target_message_log, source_message_log, done, check, is_whole=False)
+
+
+def _runs(message: Mapping[str, Any], token: int) -> list[int]:
+    runs: list[int] = []
+    before = None
+    for current in torch.as_tensor(message["token_ids"]).tolist():
+        if current == token:
+            if before == token:
+                runs[-1] += 1
+            else:
+                runs.append(1)
+        before = current
+    return runs
+
+
+def _no_check(target: Mapping[str, Any], source: Mapping[str, Any], ordinal: int) -> None:
+    """Copy as it is."""
+
+
+def _copy_media(
+    target_log: Sequence[MutableMapping[str, Any]],
+    source_log: Sequence[Mapping[str, Any]],
+    done: set[int],
+    check: Any,
+    *,
+    is_whole: bool,
+) -> None:
+    targets = [message for message in target_log if message["role"] == "user"]
+    sources = [message for message in source_log if message["role"] == "user"]
+    for ordinal, source in enumerate(sources):
+        media = media_of(source)
+        if not media:
+            continue
+        if ordinal >= len(targets):
+            if not is_whole:
+                return
+            raise MediaError(
+                f"the result has {len(targets)} user messages, and media for message {ordinal}",
+                turn=ordinal,
+                expected=ordinal + 1,
+                received=len(targets),
+            )
+        target = targets[ordinal]
+        if id(target) in done:
+            continue
+        check(target, source, ordinal)
+        done.add(id(target))
+        target.update(media)
+
+
+def refuse_media(batch: Mapping[str, Any]) -> None:
+    """Refuse a batch of native rollouts that has media; native episodes are of text.
+
+    Raises:
+        UnsupportedOptionError: A message or a column has some; names the row or the column.
+    """
+    remedy = "native episodes are of text; roll rows with images out through Gym"
+    for name in VLLM_MEDIA_KEYS:
+        if name in batch and any(value is not None for value in batch[name]):
+            raise UnsupportedOptionError(f"the batch has {name}: {remedy}", setting=name)
+    for index, log in enumerate(batch["message_log"]):
+        names = sorted({name for message in log for name in media_of(message)})
+        if names:
+            raise UnsupportedOptionError(
+                f"row {index} has {', '.join(names)}: {remedy}", setting=names[0]
+            )
+
+
+def add_multimodal_generation_payload(
+    generation_input_data: MutableMapping[str, Any],
+    flat_messages: Mapping[str, Any],
+    active_batch: Mapping[str, Any],
+    policy_generation: Any,
+    *,
+    deduplicate_multimodal_data: bool,
+) -> None:
+    """Put media into the input of a generation, in place: one representation, or both.
+
+    vLLM-ready columns always go along. Policy-ready ones go too, unless
+    `deduplicate_multimodal_data` is set, vLLM generates, and every row has vLLM-ready media: they
+    would not be looked at then.
+
+    Args:
+        generation_input_data: Gets them.
+        flat_messages: Columns of messages; :class:`PackedTensor` values are policy-ready.
+        active_batch: May have columns of :data:`VLLM_MEDIA_KEYS`.
+        policy_generation: ``cfg["backend"]`` says who generates.
+        deduplicate_multimodal_data: As above.
+    """
+    cfg = section(policy_generation, "cfg") or {}
+    content = active_batch.get("vllm_content")
+    is_vllm_alone = (
+        deduplicate_multimodal_data
+        and section(cfg, "backend") == "vllm"
+        and content is not None
+        and all(_has_vllm_media(active_batch, row) for row in range(len(content)))
+    )
+    if not is_vllm_alone:
+        generation_input_data.update(
+            {name: v for name, v in flat_messages.items() if isinstance(v, PackedTensor)}
+        )
+    generation_input_data.update(
+        {name: active_batch[name] for name in VLLM_MEDIA_KEYS if name in active_batch}
+    )
+
+
+def _has_vllm_media(batch: Mapping[str, Any], row: int) -> bool:
+    for name in VLLM_MEDIA_KEYS[1:]:
+        column = batch.get(name)
+        if column is not None and row < len(column):
+            value = column[row]
+            if value is not None and (not hasattr(value, "__len__") or len(value) > 0):
+                return True
+    return False
