@@ -1,4 +1,4 @@
-"""Seven environments side by side: real agents with ours and theirs, our agent with theirs."""
+"""Ten environments side by side: real agents with ours and theirs, our agent with theirs."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from gymrl.config import GymConfig, RolloutConfig
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
 
-# Ten real servers start in the first test; each imports all of NeMo Gym.
+# Thirteen real servers start in the first test; each imports all of NeMo Gym.
 pytestmark = [
     pytest.mark.nemo_gym,
     pytest.mark.timeout(300),
@@ -37,15 +37,20 @@ CONFIG = {
             "example_tool_call_multireward",
             "workplace_assistant",
             "reasoning_gym",
+            "mcqa",
         )
     ]
-    + ["resources_servers/equivalence_rule/configs/lc.yaml"],
+    + [
+        "resources_servers/equivalence_rule/configs/lc.yaml",
+        "resources_servers/structured_outputs/configs/structured_outputs_json.yaml",
+    ],
     # Gym's example agents, with our agent's class in their place.
     "example_multi_step_simple_agent": OUR_AGENT,
-    "example_session_state_mgmt_simple_agent": OUR_AGENT,
     "example_tool_call_multireward_simple_agent": OUR_AGENT,
     "reasoning_gym_simple_agent": OUR_AGENT,
+    "mcqa_simple_agent": OUR_AGENT,
     "lc_equivalence_rule_simple_agent": OUR_AGENT,
+    "structured_outputs_simple_agent": OUR_AGENT,
     # Our environment, behind Gym's agent.
     "arithmetic": {
         "resources_servers": {
@@ -79,10 +84,10 @@ async def engine(gym_python, planner):
                 servers=CONFIG,
                 gym_python=gym_python,
                 base_urls=(first.base_url, second.base_url),
-                spinup_timeout_s=240.0,
+                spinup_timeout_s=280.0,
                 row_timeout_s=60.0,
             ),
-            start_timeout_s=250.0,
+            start_timeout_s=290.0,
         )
         async with RolloutEngine(config) as running:
             yield running
@@ -117,7 +122,7 @@ async def test_our_agent_walks_through_several_steps_of_a_real_environment(
     assert [len(t.turns) for t in group.trajectories] == [4, 4]
 
 
-async def test_a_real_environment_knows_our_agents_sessions_apart(
+async def test_a_real_environment_knows_a_real_agents_sessions_apart(
     engine, planner, example_rows, tool
 ):
     [row] = example_rows(
@@ -165,6 +170,33 @@ async def test_answers_are_graded_by_a_rule(engine, planner, example_rows):
     planner.plan(right, ModelCall(text=right["expected_answer"]))
     planner.plan(wrong, ModelCall(text="no idea"))
     groups = await engine.run([right, wrong], num_generations=2)
+    rewards = [[t.reward.total for t in group.trajectories] for group in groups]
+    assert rewards == [[1.0, 1.0], [0.0, 0.0]]
+
+
+async def test_choices_are_graded_by_their_letter(engine, planner, example_rows):
+    right, wrong = example_rows("mcqa", count=2)
+    planner.plan(right, ModelCall(text=f"\\boxed{{{right['expected_answer']}}}"))
+    planner.plan(wrong, ModelCall(text="All of them."))
+    groups = await engine.run([right, wrong], num_generations=2)
+    rewards = [[t.reward.total for t in group.trajectories] for group in groups]
+    assert rewards == [[1.0, 1.0], [0.0, 0.0]]
+
+
+async def test_answers_are_held_to_a_schema(engine, planner):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    rows = [
+        {
+            "task_source": "structured_outputs",
+            "schema_str": json.dumps(schema),
+            "schema_type": "json",
+            "responses_create_params": {"input": [{"role": "user", "content": question}]},
+        }
+        for question in ("Where is the opera?", "Where is the harbour?")
+    ]
+    planner.plan(rows[0], ModelCall(text='{"city": "Oslo"}'))
+    planner.plan(rows[1], ModelCall(text='{"town": "Oslo"}'))
+    groups = await engine.run(rows, num_generations=2)
     rewards = [[t.reward.total for t in group.trajectories] for group in groups]
     assert rewards == [[1.0, 1.0], [0.0, 0.0]]
 
@@ -219,7 +251,7 @@ async def test_gyms_own_collector_finds_our_registry(
 
 async def test_no_process_has_loaded_ray(engine, peers_processes):
     servers = peers_processes()
-    assert len(servers) == 10
+    assert len(servers) == 13
     for process in servers:
         files = [mapped.path for mapped in process.memory_maps()]
         assert not [path for path in files if "/ray/" in path]
