@@ -53,17 +53,17 @@ async def roll_out(config: RolloutConfig):
 def teach(directory, prompts: list[list[int]], answer: list[int]) -> None:
     """Have the model answer the prompts so, nearly always; weights are saved in place."""
     model = load(directory)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=6e-3)
     for _ in range(200):
         loss = torch.zeros(())
         for prompt in prompts:
             ids = torch.tensor([[*prompt, *answer]])
-            logits = model(ids).logits[0, len(prompt) - 1 : -1]
+            logits = model(ids, logits_to_keep=len(answer) + 1).logits[0, :-1]
             loss = loss + torch.nn.functional.cross_entropy(logits, torch.tensor(answer))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if loss < 1e-3:
+        if loss < 2e-3:
             break
     with without_progress_bars():
         model.save_pretrained(directory)
