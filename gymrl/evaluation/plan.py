@@ -20,7 +20,7 @@ from gymrl.errors import ConfigError
 from gymrl.evaluation.settings import EvaluationSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 EVALUATION_PLAN_SCHEMA = "gymrl.evaluation-plan.v1"
 
@@ -110,16 +110,7 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: There is no benchmark, or two share a label.
         """
-        if not benchmarks:
-            raise ConfigError("name at least one benchmark", setting="benchmarks")
-        counts = Counter(benchmark.label for benchmark in benchmarks)
-        twice = [label for label, count in counts.items() if count > 1]
-        if twice:
-            raise ConfigError(
-                f"benchmark {twice[0]!r} is named twice; give each a label of its own: "
-                f"easy={twice[0]}",
-                setting="benchmarks",
-            )
+        require_labels([benchmark.label for benchmark in benchmarks])
         digest = config_digest(settings, benchmarks)
         return cls(settings=settings, benchmarks=benchmarks, config_digest=digest)
 
@@ -199,6 +190,22 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
                 f"of ({self.config_digest}, now {found}); make the plan again",
                 setting="config_digest",
             )
+
+
+def require_labels(labels: Sequence[str]) -> None:
+    """Refuse an evaluation of nothing, and labels that two benchmarks share.
+
+    Raises:
+        ConfigError: Names the label.
+    """
+    if not labels:
+        raise ConfigError("name at least one benchmark", setting="benchmarks")
+    twice = [label for label, count in Counter(labels).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"benchmark {twice[0]!r} is named twice; give each a label of its own: easy={twice[0]}",
+            setting="benchmarks",
+        )
 
 
 def source_of(row: dict[str, Any], label: str) -> str:

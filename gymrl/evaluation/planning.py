@@ -12,7 +12,7 @@ from gymrl.benchmark.planning import plan_benchmark
 from gymrl.benchmark.serving import benchmark_servers
 from gymrl.errors import ConfigError, RealServersError
 from gymrl.evaluation.fingerprint import fingerprint_of
-from gymrl.evaluation.plan import BenchmarkPlan, EvaluationPlan
+from gymrl.evaluation.plan import BenchmarkPlan, EvaluationPlan, require_labels
 from gymrl.evaluation.settings import EvaluationSettings
 from gymrl.evaluation.tasks import attempt_row
 from gymrl.rollout.prepare import GroupSizes, prepare_rows
@@ -74,6 +74,7 @@ def plan_evaluation(
         choice if isinstance(choice, BenchmarkChoice) else BenchmarkChoice(name=choice)
         for choice in benchmarks
     ]
+    require_labels([choice.label or choice.name for choice in chosen])
     planned = tuple(_planned(choice, repeats, overrides or {}, roots) for choice in chosen)
     plan = EvaluationPlan.of(with_fingerprint(settings or EvaluationSettings()), planned)
     check_rows(plan)
