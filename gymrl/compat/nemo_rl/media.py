@@ -9,6 +9,7 @@ Anything else in a message is no medium and is left alone.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +18,7 @@ import torch
 from gymrl.compat.nemo_rl.settings import section
 from gymrl.config import MediaConfig
 from gymrl.errors import ConfigError, MediaError, RowValueError, UnsupportedOptionError
-from gymrl.gym.images import ImageBins, bin_images, read_items
+from gymrl.gym.images import IMAGE_PARTS, ImageBins, bin_images, read_items
 from gymrl.media import EncodedImage, open_image
 from gymrl.media.loading import load_data_url
 from gymrl.media.packing import EXACT_SIZES, pack
@@ -26,7 +27,7 @@ from gymrl.media.sources import scheme_of
 from gymrl.types import Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+    from collections.abc import Iterable, MutableMapping, Sequence
 
     from PIL import Image
 
@@ -124,6 +125,55 @@ def index_per_turn_images(
     )
     turns = bin_images(items, prompt, media or MediaConfig())
     return [[open_image(_read(source, media)) for source in turn] for turn in turns]
+
+
+def image_sources_equal(left: Any, right: Any) -> bool:
+    """Whether two sources name the same image: equal texts, or one and the same object."""
+    if isinstance(left, str) and isinstance(right, str):
+        return left == right
+    return left is right
+
+
+def without_initial_image_sources(
+    messages: Any, initial_sources: Sequence[Any]
+) -> tuple[Any, bool]:
+    """Messages without one copy, in order, of the images of a prompt.
+
+    Args:
+        messages: Items of the Responses API. Not changed.
+        initial_sources: Sources of the prompt's images, in order.
+
+    Returns:
+        The messages (a copy, parts that are not images as they were), and whether all of
+        `initial_sources` were found. What is no list comes back as it is, and false.
+    """
+    if not isinstance(messages, list):
+        return messages, False
+    left = list(initial_sources)
+
+    def stays(part: Any) -> bool:
+        source = _part_source(part)
+        if source is None or not left or not image_sources_equal(source, left[0]):
+            return True
+        del left[0]
+        return False
+
+    copies = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list):
+            copies.append({**message, "content": [part for part in content if stays(part)]})
+        else:
+            copies.append(message)
+    return copies, not left
+
+
+def _part_source(part: Any) -> Any:
+    """What an image part names, whatever that is; None where there is nothing."""
+    if not isinstance(part, Mapping) or part.get("type") not in IMAGE_PARTS:
+        return None
+    source = part.get("image") or part.get("image_url") or part.get("url")
+    return source.get("url") if isinstance(source, Mapping) else source
 
 
 def attach_multimodal_data_to_user_message(

@@ -18,11 +18,13 @@ from gymrl.compat.nemo_rl.media import (
     attach_static_multimodal_payload,
     extract_input_images_from_message,
     get_pad_dynamic_image_shapes,
+    image_sources_equal,
     index_per_turn_images,
     media_of,
     reattach_original_multimodal_payloads,
     reattach_static_multimodal_payloads_to_result,
     refuse_media,
+    without_initial_image_sources,
 )
 from gymrl.errors import ConfigError, MediaError, RowValueError, UnsupportedOptionError
 from gymrl.media import to_data_url
@@ -172,6 +174,32 @@ def test_turns_are_indexed_by_items_with_sampled_tokens():
     ]
     turns = index_per_turn_images(output, [user(10)])
     assert [[image.getpixel((0, 0))[0] for image in turn] for turn in turns] == [[10, 20], [30], []]
+
+
+def test_one_ordered_copy_of_a_prompts_images_is_taken_out():
+    messages = [user(10, 20), {"role": "user", "content": "text"}, user(10), "odd"]
+    before = copy.deepcopy(messages)
+    left, is_whole = without_initial_image_sources(messages, [url(10), url(20)])
+    assert is_whole
+    assert [m["content"] if isinstance(m, dict) else m for m in left] == [
+        [],
+        "text",
+        [part(10)],
+        "odd",
+    ]
+    assert messages == before
+    left, is_whole = without_initial_image_sources(messages, [url(20), url(10), url(30)])
+    assert not is_whole
+    assert [m["content"] for m in left[:3]] == [[part(10)], "text", []]
+    assert without_initial_image_sources("hi", []) == ("hi", False)
+
+
+def test_sources_are_equal_as_texts_or_as_one_object():
+    one = object()
+    assert image_sources_equal(url(1), url(1))
+    assert image_sources_equal(one, one)
+    assert not image_sources_equal(url(1), url(2))
+    assert not image_sources_equal([1], [1])
 
 
 def test_media_of_a_prompt_come_back_to_the_user_turn_of_the_same_number():
