@@ -118,6 +118,8 @@ def benchmarks() -> None:
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Backend = Literal["transformers", "vllm"]
 FailurePolicy = Literal["raise", "mask", "drop_group"]
+TokenSource = Literal["messages", "ledger", "both"]
+SideCalls = Literal["drop", "keep"]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, to standard error.")]
 
 
@@ -204,6 +206,20 @@ def rollout(  # noqa: PLR0913 - one parameter an option
             "ends the run (default: mask)."
         ),
     ] = None,
+    token_source: Annotated[
+        TokenSource | None,
+        typer.Option(
+            help="Where tokens come from: messages (the agent's answer carries them), ledger (the "
+            "policy server kept them), both (and a row fails where they differ) (default: messages)."
+        ),
+    ] = None,
+    side_calls: Annotated[
+        SideCalls | None,
+        typer.Option(
+            help="Model calls beside the main conversation, with --token-source ledger: drop counts "
+            "them, keep makes trajectories of them (default: drop)."
+        ),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Roll out a model on tasks, and write every rollout with its tokens and log-probabilities.
@@ -235,15 +251,15 @@ def rollout(  # noqa: PLR0913 - one parameter an option
         dtype=dtype,
         backend=backend,
         failure_policy=failure_policy,
+        token_source=token_source,
+        side_calls=side_calls,
     )
     raise typer.Exit(rollout_command(options, output, overwrite=overwrite, verbose=verbose))
 
 
 @app.command()
 def serve(  # noqa: PLR0913 - one parameter an option
-    model: Annotated[
-        str | None, typer.Option(help="A directory, a hub id, or smollm2.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="A directory, a hub id, or smollm2.")] = None,
     model_name: Annotated[str, typer.Option(help="Name that requests may ask for.")] = "policy",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,

@@ -46,6 +46,8 @@ class RolloutOptions(msgspec.Struct, kw_only=True, frozen=True):
     dtype: str | None = None
     backend: str | None = None
     failure_policy: str | None = None
+    token_source: str | None = None
+    side_calls: str | None = None
 
 
 class RolloutPlan(msgspec.Struct, kw_only=True, frozen=True):
@@ -191,7 +193,21 @@ def _gym_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks) -> 
         block["model_name"] = options.model_name
     if options.tokenizer:
         block["tokenizer"] = options.tokenizer
-    return block
+    return {**block, **_token_settings(options, block)}
+
+
+def _token_settings(options: RolloutOptions, block: dict[str, Any]) -> dict[str, Any]:
+    """Where tokens come from, as far as the command line says."""
+    given = {"token_source": options.token_source, "side_calls": options.side_calls}
+    settings = {name: value for name, value in given.items() if value is not None}
+    source = {**block, **settings}.get("token_source", "messages")
+    if options.side_calls and source != "ledger":
+        raise ConfigError(
+            f"--side-calls {options.side_calls} is for trajectories that come from the policy "
+            "server's ledger: add --token-source ledger",
+            setting="--side-calls",
+        )
+    return settings
 
 
 def _sampling_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks) -> dict[str, Any]:
@@ -241,6 +257,12 @@ def make_plan(options: RolloutOptions) -> RolloutPlan:
             setting="--model",
         )
     config = RolloutConfig.from_dict(values)
+    if config.gym.token_source != "messages" and not (config.generation or config.gym.base_urls):
+        raise ConfigError(
+            f"--token-source {config.gym.token_source} reads the policy server's ledger, and the "
+            "servers of --registry know their policy alone: add its --base-url",
+            setting="--token-source",
+        )
     # What is wrong with a row or the sampling is said now, not after the model was loaded.
     prepare_rows(tasks.rows, config.sampling, GroupSizes(group=1), seed=config.seed)
     return RolloutPlan(

@@ -94,11 +94,15 @@ def test_a_rollout_writes_every_row_and_reports_them(tiny_model, tmp_path):
             assert (sample.logprobs[sample.token_mask()] < 0).all()
 
 
-def test_one_process_gives_the_same_tokens_and_rewards_as_several(tiny_model, tmp_path):
+def test_one_process_and_its_ledger_give_the_same_tokens_as_several_and_their_messages(
+    tiny_model, tmp_path
+):
     apart, together = tmp_path / "apart.jsonl", tmp_path / "together.jsonl"
     common = ("rollout", "chain_sum", "--model", tiny_model, *ROLLOUT, "--seed", 3)
     first = run(*common, "--batch-size", 1, "--output", apart)
-    second = run(*common, "--batch-size", 1, "--in-process", "--output", together)
+    second = run(
+        *common, "--batch-size", 1, "--in-process", "--token-source", "ledger", "--output", together
+    )
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert len(outcomes(apart)) == 6
     assert outcomes(apart) == outcomes(together)

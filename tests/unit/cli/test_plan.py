@@ -132,6 +132,28 @@ def test_a_benchmarks_rows_can_go_to_servers_that_run_already():
     assert len(made.rows) == 8
 
 
+def test_tokens_can_come_from_the_policy_servers_ledger(tmp_path):
+    assert plan().config.gym.token_source == "messages"
+    assert plan(token_source="both").config.gym.token_source == "both"
+    kept = plan(token_source="ledger", side_calls="keep").config.gym
+    assert (kept.token_source, kept.side_calls) == ("ledger", "keep")
+    file = write(tmp_path / "run.yaml", "gym: {token_source: ledger}\n")
+    assert plan(config=file, side_calls="keep").config.gym.side_calls == "keep"
+    assert plan(config=file, token_source="messages").config.gym.token_source == "messages"
+
+
+def test_a_ledger_of_a_policy_that_nobody_names_is_refused():
+    with pytest.raises(ConfigError, match="add its --base-url"):
+        plan(model=None, registry="http://127.0.0.1:11000", token_source="ledger")
+    named = plan(
+        model=None,
+        registry="http://127.0.0.1:11000",
+        base_urls=("http://127.0.0.1:1/v1",),
+        token_source="ledger",
+    )
+    assert named.config.gym.base_urls == ("http://127.0.0.1:1/v1",)
+
+
 def test_servers_of_a_file_replace_those_of_a_benchmark_by_name(tmp_path):
     servers = write(
         tmp_path / "servers.yaml",
@@ -152,6 +174,8 @@ def test_servers_of_a_file_replace_those_of_a_benchmark_by_name(tmp_path):
         ({"model": None, "base_urls": ("http://x/v1",), "dtype": "float32"}, "--dtype needs"),
         ({"model": None, "batch_size": 2}, "--batch-size needs --model"),
         ({"model": None, "backend": "vllm"}, "--backend needs --model"),
+        ({"side_calls": "keep"}, "add --token-source ledger"),
+        ({"side_calls": "keep", "token_source": "both"}, "add --token-source ledger"),
         ({"num_generations": 0}, "--num-generations 0: must be positive"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"in_process": True, "workers": 2}, "one process has one worker"),
