@@ -11,7 +11,12 @@ RUN = RunRecord(config_digest="sha256:abc", notes={"benchmark": "sample"})
 
 
 def trajectory(reward=1.0, prompt=3, logprobs=(-0.5, -2.0), agent="math_agent", **fields):
-    """Tokens 0, 1, 2 ...; one turn, of which the last ones are sampled."""
+    """Tokens 0, 1, 2 ...; one turn, of which the last ones are sampled, with these logprobs.
+
+    With `token_ids` of your own, `logprobs` are those of all tokens.
+    """
+    if "token_ids" in fields:
+        prompt, fields["logprobs"] = 0, logprobs
     length = prompt + len(logprobs)
     values = {
         "token_ids": np.arange(length, dtype=np.int32),

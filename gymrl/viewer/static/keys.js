@@ -33,7 +33,7 @@ export function openHelp() {
   dialog.showModal();
 }
 
-const typing = (element) => element?.matches?.("input, select, textarea, [contenteditable]");
+const typing = (element) => element?.matches?.("input:not([type=radio], [type=checkbox]), select, textarea");
 
 export function installKeys({ shown, navigate, searchField }) {
   document.addEventListener("keydown", (event) => {

@@ -57,7 +57,7 @@ export async function listView(context, kind) {
         link(tabAddress("/", parameters), { "aria-current": kind === "groups" && "page" }, "Groups"),
         link(tabAddress("/rows", parameters), { "aria-current": kind === "rows" && "page" }, "Rollouts")),
       summary),
-    filters(context.status, parameters, kind, (changes) => navigate(to(changes), { replace: true }), state),
+    filters(context.status, parameters, kind, (changes) => navigate(to(changes)), state),
     h("table", { class: `entries ${kind}` },
       h("caption", { class: "hidden" }, kind === "groups" ? "Groups of rollouts" : "Rollouts"),
       h("thead", {}, h("tr", {}, (kind === "groups" ? GROUP_COLUMNS : ROW_COLUMNS).map(([title, sort]) => header(title, sort, state.sort, kind, to)))),
@@ -222,13 +222,13 @@ async function search(state, signal, body, summary) {
   await run();
 }
 
-const ANY = [["", "any"]];
-const YES_NO = [["", "any"], ["yes", "yes"], ["no", "no"]];
+const ALL = [["", "all"]];
+const YES_NO = [["", "all"], ["yes", "yes"], ["no", "no"]];
 
 function filters(status, parameters, kind, change, state) {
   const kinds = [...new Set((status?.failures ?? []).map((name) => name.split(":")[0]))].sort();
-  const failures = [["", "any"], ["none", "none"], ["any", "failed"], ...kinds.map((one) => [one, `failed: ${one}`]), ...(status?.failures ?? []).map((one) => [one, one])];
-  const named = (names, current) => [...ANY, ...withCurrent(names ?? [], current).map((name) => [name, name])];
+  const failures = [["", "all"], ["none", "none"], ["any", "failed"], ...kinds.map((one) => [one, `failed: ${one}`]), ...(status?.failures ?? []).map((one) => [one, one])];
+  const named = (names, current) => [...ALL, ...withCurrent(names ?? [], current).map((name) => [name, name])];
   const form = h("form", { class: "filters", "aria-label": "Filters", onchange: () => change(Object.fromEntries([...new FormData(form)].map(([k, v]) => [k, v.trim()]))), onsubmit: (event) => event.preventDefault() },
     choice("Agent", "agent", named(status?.agents, state.agent), state.agent),
     (status?.benchmarks?.length || state.benchmark) && choice("Benchmark", "benchmark", named(status?.benchmarks, state.benchmark), state.benchmark),

@@ -40,11 +40,10 @@ function remember() {
 
 const addressOf = (place) => place.pathname + place.search;
 
-export function navigate(address, { replace: inPlace = false, quiet = false } = {}) {
+export function navigate(address) {
   remember();
-  if (inPlace) history.replaceState(null, "", address);
-  else history.pushState(null, "", address);
-  if (!quiet) show(!inPlace);
+  history.pushState(null, "", address);
+  show(true);
 }
 
 async function show(moved) {
@@ -62,12 +61,21 @@ async function show(moved) {
     made = { element: problem(error), title: "Not shown", up: "/" };
   }
   if (signal.aborted) return;
+  const held = sameControl(document.activeElement);
   shown?.leave?.();
   shown = made;
   replace(main, made.element);
   main.setAttribute("aria-busy", "false");
   document.title = `${made.title} · gymrl view`;
-  settle(moved);
+  settle(moved, held);
+}
+
+// How to find what has the focus again in the same view made anew: a filter, a column's header.
+function sameControl(element) {
+  if (!element || !main.contains(element)) return null;
+  if (element.name) return `[name="${element.name}"]`;
+  const header = element.closest("th");
+  return header ? `th:nth-child(${header.cellIndex + 1}) a` : null;
 }
 
 function problem(error) {
@@ -76,12 +84,14 @@ function problem(error) {
 }
 
 // Where the reader is after a view came: where they were, or at its beginning.
-function settle(moved) {
+function settle(moved, held) {
   shown.arrived?.();
   const place = places.get(addressOf(location));
-  if (place?.item !== undefined) main.querySelector(`[data-item="${Number(place.item)}"]`)?.focus({ preventScroll: true });
+  const control = held && main.querySelector(held);
+  if (control) control.focus({ preventScroll: true });
+  else if (place?.item !== undefined) main.querySelector(`[data-item="${Number(place.item)}"]`)?.focus({ preventScroll: true });
   else if (moved) main.querySelector("h1")?.focus({ preventScroll: true });
-  if (!location.hash) window.scrollTo(0, place?.scroll ?? 0);
+  if (!location.hash) window.scrollTo(0, control ? window.scrollY : place?.scroll ?? 0);
 }
 
 document.addEventListener("click", (event) => {
