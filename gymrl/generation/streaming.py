@@ -22,6 +22,7 @@ from gymrl.generation.chat_api import (
     usage_of,
 )
 from gymrl.generation.policy import Completion, Conversation, Policy
+from gymrl.routed_experts import encode_routes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,7 +191,7 @@ class ChatStream:
         calls = tool_calls_of(self._request, completion)
         if calls:
             delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(calls)]
-        return {
+        last: dict[str, Any] = {
             "index": index,
             "delta": delta,
             "logprobs": None,
@@ -198,3 +199,6 @@ class ChatStream:
             "stop_reason": completion.generated.stop_reason,
             "token_ids": [],
         }
+        if completion.generated.routed_experts is not None:
+            last["routed_experts"] = encode_routes(completion.generated.routed_experts)
+        return last
