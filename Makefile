@@ -18,9 +18,9 @@ demo: install ## Roll out a real model on real tasks and write runs/demo.jsonl
 		--max-output-tokens 24 --temperature 0.7 --seed 1 \
 		--output runs/demo.jsonl --overwrite
 
-train: install ## Teach a tiny model to say words, on two ranks, and draw its rewards
+train: install ## Teach a tiny model to say words (TASK=look_up: to ask a tool), and draw its rewards
 	@$(BIN)/torchrun --standalone --nproc-per-node 2 -m gymrl.recipes.grpo --live \
-		--set output=runs/train
+		$(if $(TASK),--task $(TASK),--set output=runs/train)
 
 test: install ## Run all tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -60,6 +60,8 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         seed: Of the untrained model, the data's order and all sampling.
         token_source: Where tokens come from; see :class:`~gymrl.config.GymConfig`. ``both`` proves
             that no agent changed them, and ``both`` and ``ledger`` tell which weights sampled each.
+        max_batch_size: Sequences that a generator decodes together, at most 256; None: a step's. 1
+            makes tokens independent of what else is in the batch, to the last bit.
         per_node: Workers of each node.
         in_process: Everything in this process, so that breakpoints stop; one rank.
         tensorboard: Write its events.
@@ -90,6 +92,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     checkpoint_every: int = 10
     seed: int = 0
     token_source: Literal["messages", "ledger", "both"] = "both"
+    max_batch_size: int | None = None
     per_node: PerNode = PerNode()
     in_process: bool = False
     tensorboard: bool = True
@@ -113,10 +116,10 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def rollout_config(config: GrpoConfig, model: str) -> tuple[TorchrunConfig, list[dict[str, Any]]]:
     """The rollouts of a run, and its tasks."""
     rows, servers = training_task(config)
-    samples = config.prompts_per_step * config.num_generations
+    together = config.max_batch_size or config.prompts_per_step * config.num_generations
     rollout = RolloutConfig(
         generation=GenerationConfig(
-            model=model, backend=config.backend, max_batch_size=min(256, samples), num_threads=1
+            model=model, backend=config.backend, max_batch_size=min(256, together), num_threads=1
         ),
         gym=GymConfig(servers=servers, decode_text=False, token_source=config.token_source),
         sampling=config.sampling,

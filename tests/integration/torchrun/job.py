@@ -189,6 +189,49 @@ def word_model():
             say(rank=rollouts.rank, killed=kill, gap=gap, version=rollouts.version)
 
 
+def ages():
+    """Updates arrive while groups are generated; every log-probability must be its version's."""
+    from gymrl.recipes.say_word import say_word_rows, say_word_servers
+    from gymrl.torchrun.weights import whole_parameters
+
+    directory = sys.argv[2]
+    model = _load(directory, sharded=False)
+    rollout = RolloutConfig(
+        generation=GenerationConfig(model=directory, num_threads=1, max_batch_size=64),
+        gym=GymConfig(servers=say_word_servers(), decode_text=False, token_source="both"),
+        sampling=SamplingParams(max_tokens=150),
+        seed=2,
+    )
+    with gymrl.torchrun.rollouts(rollout, rows=say_word_rows()) as rollouts:
+        known = [whole_parameters(model, keep=True)]
+        for share in rollouts.stream(num_generations=8, groups_per_step=4, max_staleness=1):
+            trajectories = [t for group in share.groups for t in group.trajectories]
+            ages = share.token_ages(share.batch(pad_token_id=0))
+            say(
+                rank=rollouts.rank,
+                numbers=[len({s.version for s in t.weight_versions}) for t in trajectories],
+                oldest=int(ages.max()),
+                metrics=share.metrics,
+                gap=max(_gap_by_version(directory, known, t) for t in trajectories[::8]),
+            )
+            if rollouts.version == 3:
+                break
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.1)
+            known.append(whole_parameters(model, keep=True))
+            rollouts.update_weights(model)
+
+
+def _gap_by_version(directory, known, trajectory):
+    mask, versions = trajectory.token_mask(), trajectory.token_versions()
+    assert (versions[mask] >= 0).all()
+    return max(
+        _gap(directory, known[version], trajectory, mask & (versions == version))
+        for version in sorted(set(versions[mask].tolist()))
+    )
+
+
 def _kill_generators(rollouts):
     engine = rollouts._here.engine
     for instance in engine.fleet.instances:
@@ -209,14 +252,14 @@ def _load(directory, *, sharded):
     return model
 
 
-def _gap(directory, whole, trajectory):
+def _gap(directory, whole, trajectory, mask=None):
     model = _load(directory, sharded=False)
     model.load_state_dict(whole)
     ids = torch.from_numpy(trajectory.token_ids.astype("int64"))
     with torch.no_grad():
         logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
     own = logprobs.gather(-1, ids[1:, None])[:, 0]
-    mask = torch.from_numpy(trajectory.token_mask())[1:]
+    mask = torch.from_numpy(trajectory.token_mask() if mask is None else mask)[1:]
     theirs = torch.from_numpy(trajectory.logprobs.copy())[1:]
     return float((own - theirs)[mask].abs().max())
 

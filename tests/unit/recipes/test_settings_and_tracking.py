@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gymrl.errors import ConfigError
 from gymrl.recipes import checkpoint
@@ -99,9 +100,12 @@ def test_rewards_are_drawn(tmp_path):
 
 
 def test_tensorboard_gets_every_number(tmp_path):
-    with Tracker(tmp_path, steps=1) as tracker:
-        tracker.add(1, {"reward_mean": 0.5})
-    assert list((tmp_path / "tensorboard").iterdir())
+    with Tracker(tmp_path, steps=2) as tracker:
+        tracker.add(1, {"reward_mean": 0.5, "share/train": 0.25})
+        tracker.add(2, {"reward_mean": 0.75, "share/train": 0.25})
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["reward_mean", "share/train"]
+    assert [(e.step, e.value) for e in events.Scalars("reward_mean")] == [(1, 0.5), (2, 0.75)]
 
 
 def test_a_sparkline_shows_the_last_values():
