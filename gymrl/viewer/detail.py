@@ -12,12 +12,13 @@ import numpy as np
 from gymrl.errors import RowValueError
 from gymrl.media import reference_digest
 from gymrl.records.schema import RowRecord, SamplingRecord, SideTrajectoryRecord, TrajectoryRecord
-from gymrl.types import Failure, Reward, Turn, WeightVersionSpan
+from gymrl.routed_experts import RouteFormatError, decode_routes
+from gymrl.types import Failure, ImageRef, Reward, Turn, WeightVersionSpan
 from gymrl.viewer.conversation import Conversation, Item, Text, conversation_of
 
 if TYPE_CHECKING:
     from gymrl.records import MediaFolder
-    from gymrl.types import Float32Array, Int32Array
+    from gymrl.types import Float32Array, Int32Array, RoutesArray
     from gymrl.viewer.token_text import TokenTexts
 
 MAX_SPAN = 4096
@@ -39,6 +40,14 @@ class LedgerLine(msgspec.Struct, frozen=True):
     change: float | None
 
 
+class TurnImage(msgspec.Struct, frozen=True):
+    """An image that a turn's prompt added: its number among the row's images, and its size."""
+
+    number: int
+    width: int
+    height: int
+
+
 class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     """A turn: its spans, its texts, and how sure the model was.
 
@@ -46,6 +55,7 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
         mean_logprob: Over sampled tokens; None where there are none.
         min_logprob: The least likely one's.
         min_at: Its position in the trajectory.
+        images: That its prompt added.
     """
 
     start: int
@@ -58,14 +68,20 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     mean_logprob: float | None
     min_logprob: float | None
     min_at: int | None
+    images: list[TurnImage]
 
 
 class SequenceView(msgspec.Struct, frozen=True):
-    """A token sequence: the main conversation's, or a side trajectory's."""
+    """A token sequence: the main conversation's, or a side trajectory's.
+
+    Attributes:
+        experts: Layers, and experts a token in each, where the routes of its tokens are known.
+    """
 
     num_tokens: int
     num_generated: int
     turns: list[TurnView]
+    experts: tuple[int, int] | None
 
 
 class RowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +89,7 @@ class RowView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sequences: The main conversation first, then side trajectories; none for a failure.
-        images: How many the conversation has.
+        images: How many there are.
     """
 
     line: int
@@ -142,11 +158,11 @@ class DecodedRow:
         self._parts: list[TrajectoryRecord | SideTrajectoryRecord] = (
             [] if trajectory is None else [trajectory, *trajectory.side_trajectories]
         )
-        self._arrays = [
-            (np.array(part.token_ids, np.int32), np.array(part.logprobs, np.float32))
-            for part in self._parts
-        ]
+        self._arrays = [self._arrays_of(part) for part in self._parts]
+        self._routes = [self._routes_of(part) for part in self._parts]
         self.conversation: Conversation = self._conversation()
+        self._images = list(self.conversation.images)
+        self._turn_images = self._place_images(() if trajectory is None else trajectory.images)
         self._drop_lists()
 
     def _conversation(self) -> Conversation:
@@ -154,13 +170,48 @@ class DecodedRow:
         result = record.trajectory.result if record.trajectory is not None else b"{}"
         return conversation_of(msgspec.json.decode(record.task), msgspec.json.decode(result))
 
+    def _arrays_of(
+        self, part: TrajectoryRecord | SideTrajectoryRecord
+    ) -> tuple[Int32Array, Float32Array]:
+        try:
+            ids = np.array(part.token_ids, np.int32)
+        except OverflowError as error:
+            raise RowValueError(f"line {self.line}: token_ids: {error}") from error
+        if len(ids) != len(part.logprobs):
+            raise RowValueError(
+                f"line {self.line}: {len(ids)} token ids and {len(part.logprobs)} logprobs"
+            )
+        return ids, np.array(part.logprobs, np.float32)
+
+    def _routes_of(self, part: TrajectoryRecord | SideTrajectoryRecord) -> RoutesArray | None:
+        try:
+            return None if part.routed_experts is None else decode_routes(part.routed_experts)
+        except RouteFormatError as error:
+            raise RowValueError(f"line {self.line}: routed_experts: {error}") from error
+
+    def _place_images(self, turns: tuple[tuple[ImageRef, ...], ...]) -> list[list[TurnImage]]:
+        """Number each turn's images; those that the conversation shows too have one number."""
+        places = {reference_digest(source): place for place, source in enumerate(self._images)}
+        placed = []
+        for turn in turns:
+            here = []
+            for image in turn:
+                if image.digest not in places:
+                    places[image.digest] = len(self._images)
+                    source = f"gymrl-image:{image.digest}:data:{image.media_type};base64,"
+                    self._images.append(source)
+                here.append(TurnImage(places[image.digest], image.width, image.height))
+            placed.append(here)
+        return placed
+
     def _drop_lists(self) -> None:
-        """Keep tokens as arrays alone: lists of them take ten times the memory."""
+        """Keep tokens and routes as arrays alone: as they were they take ten times the memory."""
         replace = msgspec.structs.replace
-        self._parts = [replace(part, token_ids=[], logprobs=[]) for part in self._parts]
+        bare: dict[str, Any] = {"token_ids": [], "logprobs": [], "routed_experts": None}
+        self._parts = [replace(part, **bare) for part in self._parts]
         if self.record.trajectory is not None:
-            bare = replace(self.record.trajectory, token_ids=[], logprobs=[], side_trajectories=())
-            self.record = replace(self.record, trajectory=bare, task=msgspec.Raw(b"{}"))
+            alone = replace(self.record.trajectory, **bare, side_trajectories=())
+            self.record = replace(self.record, trajectory=alone, task=msgspec.Raw(b"{}"))
 
     def arrays(self, sequence: int = 0) -> tuple[Int32Array, Float32Array]:
         """Token ids and log-probabilities of a sequence.
@@ -202,16 +253,21 @@ class DecodedRow:
             weight_versions=() if trajectory is None else trajectory.weight_versions,
             sequences=[self._sequence(place) for place in range(len(self._parts))],
             conversation=self.conversation.items,
-            images=len(self.conversation.images),
+            images=len(self._images),
         )
 
     def _sequence(self, place: int) -> SequenceView:
-        logprobs = self._arrays[place][1]
+        logprobs, routes = self._arrays[place][1], self._routes[place]
         turns = self._parts[place].turns
+        images = self._turn_images if place == 0 else []
         return SequenceView(
             num_tokens=len(logprobs),
             num_generated=sum(turn.end - turn.generation_start for turn in turns),
-            turns=[_turn_view(turn, logprobs) for turn in turns],
+            turns=[
+                _turn_view(turn, logprobs, images[number] if number < len(images) else [])
+                for number, turn in enumerate(turns)
+            ],
+            experts=None if routes is None else (routes.shape[1], routes.shape[2]),
         )
 
     def tokens(
@@ -233,19 +289,30 @@ class DecodedRow:
             texts=None if texts is None else texts.of(ids, start, min(end, len(ids))),
         )
 
+    def experts(self, position: int, sequence: int = 0) -> list[list[int]]:
+        """The experts that a token went through: for each layer those of the token, -1 unknown.
+
+        Raises:
+            RowValueError: There is no such sequence, its routes are not known, or it is shorter.
+        """
+        self.arrays(sequence)
+        routes = self._routes[sequence]
+        if routes is None or not 0 <= position < len(routes):
+            raise RowValueError(f"line {self.line} has no routes of token {position}")
+        return [[int(expert) for expert in layer] for layer in routes[position]]
+
     def image(self, number: int) -> tuple[str, bytes]:
-        """The media type and the bytes of an image of the conversation.
+        """The media type and the bytes of an image of the row. One call at a time.
 
         Raises:
             RowValueError: There is none, it is no PNG, JPEG, GIF or WebP, or it is not in the
                 folder beside the file.
         """
-        sources = self.conversation.images
-        if not 0 <= number < len(sources):
+        if not 0 <= number < len(self._images):
             raise RowValueError(f"line {self.line} has no image {number}")
-        digest = reference_digest(sources[number])
+        digest = reference_digest(self._images[number])
         if digest is None:
-            return decode_image(sources[number])
+            return decode_image(self._images[number])
         data = self._folder.read([digest]).get(digest) if self._folder is not None else None
         if data is None:
             raise RowValueError(f"line {self.line}: image {digest} is not beside the file")
@@ -302,7 +369,7 @@ def first_difference(left: Int32Array, right: Int32Array) -> int | None:
     return None if len(left) == len(right) else shared
 
 
-def _turn_view(turn: Turn, logprobs: Float32Array) -> TurnView:
+def _turn_view(turn: Turn, logprobs: Float32Array, images: list[TurnImage]) -> TurnView:
     sampled = logprobs[turn.generation_start : turn.end]
     worst = int(np.argmin(sampled)) if len(sampled) else None
     return TurnView(
@@ -316,4 +383,5 @@ def _turn_view(turn: Turn, logprobs: Float32Array) -> TurnView:
         mean_logprob=float(sampled.mean()) if len(sampled) else None,
         min_logprob=None if worst is None else float(sampled[worst]),
         min_at=None if worst is None else turn.generation_start + worst,
+        images=images,
     )

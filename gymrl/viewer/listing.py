@@ -257,11 +257,18 @@ def _escaped(character: str) -> bytes:
     return b"".join(b"\\u" + pair.hex().encode() for pair in pairs)
 
 
+_NOT_TEXTS = ((b'"token_ids":[', b'],"turns":'), (b'"routed_experts":"', b'"'))
+
+
 def _texts_of(line: bytes) -> bytes:
-    """A line without its token ids and log-probabilities: in them any number would be found."""
-    start = line.find(b'"token_ids":[', max(0, line.find(b'"trajectory":{"agent":')))
-    end = line.find(b'],"turns":', start)
-    return line[:start] + line[end:] if 0 <= start < end else line
+    """A line without token ids, log-probabilities and routes: in them any number would be found."""
+    place = max(0, line.find(b'"trajectory":{"agent":'))
+    for begins, ends in _NOT_TEXTS:
+        start = line.find(begins, place)
+        end = line.find(ends, start + len(begins))
+        if 0 <= start < end:
+            line = line[:start] + line[end:]
+    return line
 
 
 def _find(line: bytes, needles: list[bytes]) -> str | None:

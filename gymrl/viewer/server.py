@@ -165,6 +165,7 @@ def _application(handlers: _Handlers, access: Access) -> web.Application:
         ("/api/rows/{line:\\d+}/raw", handlers.raw),
         ("/api/rows/{line:\\d+}/line", handlers.whole_line),
         ("/api/rows/{line:\\d+}/images/{number:\\d+}", handlers.image),
+        ("/api/rows/{line:\\d+}/experts", handlers.experts),
         ("/api/compare/{left:\\d+}/{right:\\d+}", handlers.compare),
     ):
         app.router.add_get(path, handler)
@@ -206,6 +207,8 @@ class _Handlers:
         self._file = file
         self._texts = texts
         self._media = MediaFolder(file.path)
+        # The folder keeps what it has read, for one thread at a time.
+        self._one_image = anyio.CapacityLimiter(1)
         self._static = {
             entry.name: entry.read_bytes()
             for entry in (importlib.resources.files("gymrl.viewer") / "static").iterdir()
@@ -312,8 +315,13 @@ class _Handlers:
     async def image(self, request: web.Request) -> web.Response:
         decoded = await self._row_of(request)
         number = int(request.match_info["number"])
-        kind, data = await anyio.to_thread.run_sync(decoded.image, number)
+        kind, data = await anyio.to_thread.run_sync(decoded.image, number, limiter=self._one_image)
         return web.Response(body=data, content_type=kind)
+
+    async def experts(self, request: web.Request) -> web.Response:
+        decoded = await self._row_of(request)
+        position, sequence = _number(request, "position", 0), _number(request, "sequence", 0)
+        return _json({"experts": decoded.experts(position, sequence)})
 
     async def compare(self, request: web.Request) -> web.Response:
         snapshot, names, epoch = await self._moment()

@@ -118,6 +118,7 @@ function aside(row) {
   if (row.reward?.components) parts.push(section("Components", pairs(named(row.reward.components))));
   const facts = [["agent", row.agent], ["route", row.route]];
   if (tokens) facts.push(["tokens", count(tokens.num_tokens)], ["sampled", count(tokens.num_generated)], ["turns", tokens.turns.length]);
+  if (tokens?.experts) facts.push(["routed experts", `${tokens.experts[1]} in each of ${plural(tokens.experts[0], "layer")}`]);
   if (row.incomplete_reason) facts.push(["ended by", row.incomplete_reason]);
   if (row.truncated_prefix) facts.push(["later turns", "left out: the prefix broke"]);
   if (row.mask_sample) facts.push(["loss", "masked by the environment"]);

@@ -95,6 +95,7 @@ export class TokenView {
       h("div", { class: "turn-head" }, h("h3", { tabindex: -1 }, `Turn ${place + 1}`), notes, facts),
       prompt > 0 && h("details", { class: "part prompt", open: prompt <= OPEN_PROMPT },
         h("summary", {}, `Prompt, ${plural(prompt, "token")}`),
+        turn.images.map((image) => h("img", { src: `/api/rows/${this.options.line}/images/${image.number}`, class: "shown", loading: "lazy", alt: `Image of turn ${place + 1}, ${image.width} by ${image.height} pixels` })),
         plain && said(turn.prompt), this.#tokens(turn.start, turn.generation_start, `Prompt tokens of turn ${place + 1}`)),
       h("div", { class: "part generation" },
         plain && said(turn.generation), this.#tokens(turn.generation_start, turn.end, `Sampled tokens of turn ${place + 1}`)));
@@ -249,7 +250,18 @@ export class TokenView {
       span.texts && h("code", {}, quoted(span.texts[place])),
       pair("id", span.ids[place]), pair("position", count(position)), pair("turn", turn + 1),
       sampled ? [pair("logprob", fixed(logprob, 4)), pair("probability", percent(Math.exp(logprob)))] : h("span", { class: "pair" }, "prompt"),
-      version >= 0 && pair("weights", names(this.options.versions)[version]));
+      version >= 0 && pair("weights", names(this.options.versions)[version]),
+      this.options.sequence.experts && this.#experts(position));
+  }
+
+  // The experts of a token are asked for when someone wants to see them.
+  #experts(position) {
+    const { line, number } = this.options;
+    const button = h("button", { type: "button", onclick: async () => {
+      const { experts } = await get(`/api/rows/${line}/experts`, { position, sequence: number });
+      button.replaceWith(h("span", { class: "pair experts" }, h("span", { class: "muted" }, "experts by layer"), " ", experts.map((layer) => layer.join(" ")).join(" | ")));
+    } }, "Experts");
+    return button;
   }
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gymrl.errors import RowValueError
 from gymrl.records import MediaFolder
-from gymrl.types import Reward, SideTrajectory, Turn, WeightVersionSpan
+from gymrl.types import ImageRef, Reward, SideTrajectory, Turn, WeightVersionSpan
 from gymrl.viewer.detail import (
     MAX_SPAN,
     DecodedRow,
@@ -27,8 +27,10 @@ PNG = b"\x89PNG\r\n\x1a\n" + b"rest"
 @pytest.fixture
 def row(tmp_path):
     def make(outcome, **options):
-        path = write_rollouts(tmp_path / "rollouts.jsonl", [outcome], **options)
-        return DecodedRow(2, path.read_bytes().splitlines(keepends=True)[1])
+        path = tmp_path / "rollouts.jsonl"
+        path.unlink(missing_ok=True)
+        write_rollouts(path, [outcome], **options)
+        return DecodedRow(2, path.read_bytes().splitlines(keepends=True)[1], MediaFolder(path))
 
     return make
 
@@ -142,6 +144,43 @@ def test_an_image_beside_the_file_is_shown_wherever_the_line_refers_to_it(tmp_pa
     assert DecodedRow(2, line, folder).image(0) == ("image/png", PNG)
 
 
+def test_an_image_beside_the_file_is_shown_at_its_turn_and_in_the_conversation(row, tmp_path):
+    digest = hashlib.sha256(PNG).hexdigest()
+    shown = ImageRef(digest=digest, media_type="image/png", width=8, height=6)
+    decoded = row(
+        trajectory(images=((shown, shown),), media={digest: PNG}),
+        prompts=with_image(f"gymrl-image:{digest}:data:image/png;base64,"),
+    )
+    view = decoded.view()
+
+    assert view.images == 1
+    assert [image.number for image in view.sequences[0].turns[0].images] == [0, 0]
+    assert [part.image for part in view.conversation[0].parts] == [0]
+    assert decoded.image(0) == ("image/png", PNG)
+    (tmp_path / "rollouts.jsonl.media" / digest).unlink()
+    with pytest.raises(RowValueError, match="is not beside the file"):
+        row(trajectory(images=((shown,),))).image(0)
+
+
+def test_a_digest_does_not_lead_out_of_the_folder(row, tmp_path):
+    (tmp_path / "secret.png").write_bytes(PNG)
+    outside = ImageRef(digest="../secret.png", media_type="image/png", width=8, height=6)
+    with pytest.raises(RowValueError):
+        row(trajectory(images=((outside,),))).image(0)
+
+
+def test_the_experts_of_a_token_are_those_of_its_layers(row):
+    routes = np.arange(5 * 2 * 3, dtype=np.int8).reshape(5, 2, 3)
+    decoded = row(trajectory(routed_experts=routes))
+
+    assert decoded.view().sequences[0].experts == (2, 3)
+    assert decoded.experts(4) == [[24, 25, 26], [27, 28, 29]]
+    with pytest.raises(RowValueError, match="no routes of token 5"):
+        decoded.experts(5)
+    with pytest.raises(RowValueError, match="no routes of token 0"):
+        row(trajectory()).experts(0)
+
+
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
@@ -167,6 +206,20 @@ def test_nothing_else_is_served_as_an_image(source):
 def test_a_line_that_is_no_whole_record_is_named():
     with pytest.raises(RowValueError, match="line 9 is no record of a row"):
         DecodedRow(9, b'{"record":"row","group":0}')
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "said"),
+    [
+        (b"[0,1,2,3,4]", b"[0,1,2,3]", "4 token ids and 5"),
+        (b"[0,1,", b"[99999999999,1,", "token_ids"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(tmp_path, found, instead, said):
+    path = write_rollouts(tmp_path / "rollouts.jsonl", [trajectory()])
+    line = path.read_bytes().splitlines(keepends=True)[1]
+    with pytest.raises(RowValueError, match=said):
+        DecodedRow(2, line.replace(found, instead))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from gymrl.viewer import listing
@@ -116,6 +117,14 @@ def test_a_search_finds_what_json_spells_in_another_way(pages, text):
 def test_numbers_are_not_found_among_token_ids_and_logprobs(pages):
     lists = pages([trajectory(logprobs=(-0.4711,))], [trajectory()], prompts={1: "Is it 4711?"})
     assert lists.found("4711") == [3]
+
+
+def test_letters_are_not_found_among_routes(pages):
+    routes = np.zeros((3, 1, 1), dtype=np.int8)  # nrlre1:int8:3x1x1:AAAA
+    lists = pages(
+        [trajectory(prompt=1, routed_experts=routes)], [trajectory()], prompts={1: "aaaa"}
+    )
+    assert lists.found("AAAA") == [3]
 
 
 def test_a_search_goes_over_the_rows_that_pass_the_filters_in_their_order(pages):
