@@ -20,7 +20,7 @@ from collections.abc import Collection
 from typing import Any
 
 MAX_BYTES = 64 << 20
-"""Memory for kept turns: some eight million tokens, the latest used ones."""
+"""Memory for turns that are kept, some eight million tokens."""
 
 ENTRY_BYTES = 256
 """What a kept turn costs beside its text and its ids, about."""

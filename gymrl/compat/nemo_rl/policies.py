@@ -189,9 +189,11 @@ def _generated(
     limit = sampling.max_tokens
     if limit is None or len(generated.token_ids) <= limit:
         return generated
+    routes = generated.routed_experts
     return msgspec.structs.replace(
         generated,
         token_ids=generated.token_ids[:limit],
         logprobs=generated.logprobs[:limit],
         finish_reason="length",
+        routed_experts=None if routes is None else routes[: start + limit],
     )

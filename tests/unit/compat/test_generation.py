@@ -15,6 +15,7 @@ from gymrl.compat.nemo_rl import (
     run_multi_turn_rollout,
     run_sample_multi_turn_rollout,
 )
+from gymrl.compat.nemo_rl.policies import PolicyGenerator
 from gymrl.config import SamplingParams
 from gymrl.environments import EnvironmentReturn
 from gymrl.errors import (
@@ -375,6 +376,16 @@ def test_a_policys_answer_beyond_the_samples_length_is_cut_and_counts_as_truncat
     assert final["message_log"][0][1]["token_ids"].tolist() == [97, 98, 99]
     assert final["truncated"].tolist() == [True]
     assert metrics["truncation_rate"] == 1.0
+
+
+async def test_an_answer_that_is_cut_keeps_its_routes_for_what_is_left():
+    foreign = ForeignPolicy(
+        answer="abcdef", routed_experts=torch.arange(8, dtype=torch.int16).reshape(1, 8, 1, 1)
+    )
+    generator = PolicyGenerator(foreign, pad_token_id=0)
+    generated = await generator.generate([104, 105], SamplingParams(max_tokens=3))
+    assert generated.token_ids == [97, 98, 99]
+    assert generated.routed_experts[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
