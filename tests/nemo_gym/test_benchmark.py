@@ -2,14 +2,16 @@
 
 import contextlib
 import json
-import os
+import re
 import signal
 import sys
+from pathlib import Path
 
 import anyio
 import psutil
 import pytest
 import pytest_asyncio
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 import gymrl
 from gymrl.actors import spawn
@@ -159,38 +161,39 @@ async def test_a_server_that_dies_is_named_to_who_waits_for_it(served, planned, 
         await runner.health_check()
 
 
-SCRIPT = """
-import os, sys
-import gymrl
-
-ours = {"simple_agent": {"entrypoint": "gymrl.gym.embedded.simple_agent:SimpleAgent"}}
-overrides = {
-    "policy_base_url": sys.argv[2],
-    "policy_model_name": "policy",
-    "weather_agent": {"responses_api_agents": ours},  # one process less
-}
-with gymrl.serve_benchmark("weather", overrides=overrides, roots=[sys.argv[1]]) as registry_server:
-    print(registry_server.port, flush=True)
-    sys.stdin.read()
-"""
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "nemo-gym.md"
 
 
-async def test_a_script_without_a_guard_serves_and_is_killed_and_leaves_nothing(
-    root, gym_python, peers_processes, planned, forecaster, tmp_path
+def guides_example(base_url, gym_python, root):
+    """The guide's first example with the addresses of here; it waits at the end of its block."""
+    example = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL).group(1)
+    for theirs, ours in (
+        ("http://127.0.0.1:8000/v1", base_url),
+        (".venv-nemo-gym/bin/python", gym_python),
+        ("my_environments", str(root)),
+    ):
+        assert theirs in example
+        example = example.replace(theirs, ours)
+    *lines, last = example.splitlines()
+    assert last.startswith("print(result.task_id, result.rewards)")
+    return "\n".join(
+        [*lines, "    print(result.task_id, result.rewards, flush=True)", "    input()"]
+    )
+
+
+async def test_the_guides_script_rewards_a_task_and_leaves_nothing_when_it_is_killed(
+    root, gym_python, peers_processes, forecaster, tmp_path
 ):
     file = tmp_path / "script.py"
-    file.write_text(SCRIPT)
-    environment = {**os.environ, "GYMRL_GYM_PYTHON": gym_python}
     async with ScriptedModelServer(forecaster) as model:
-        command = [sys.executable, str(file), str(root), model.base_url]
-        async with await anyio.open_process(command, stderr=None, env=environment) as script:
-            port = int(await script.stdout.receive())
-            registry = gymrl.BaseServerConfig("127.0.0.1", port)
-            result = await gymrl.TaskRunner(planned.rows, registry).run_task("w0")
-            assert result.rewards == [1.0]
+        file.write_text(guides_example(model.base_url, gym_python, root))
+        command = [sys.executable, str(file)]
+        async with await anyio.open_process(command, stderr=None) as script:
+            printed = await BufferedByteReceiveStream(script.stdout).receive_until(b"\n", 1000)
+            assert printed == b"w0 [1.0, 1.0, 1.0, 1.0]"
             servers = peers_processes(script.pid)
             family = psutil.Process(script.pid).children(recursive=True)
-            assert len(servers) == 1
+            assert len(servers) == 2
             script.send_signal(signal.SIGKILL)
             gone, alive = await anyio.to_thread.run_sync(
                 lambda: psutil.wait_procs(family, timeout=15)
