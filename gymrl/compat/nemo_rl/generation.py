@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gymrl.compat.nemo_rl.routed_experts import (
-    _add_r3_fallback_metrics,
-    _attach_routed_experts_to_message_log_prefix,
+    add_r3_fallback_metrics,
+    attach_routed_experts_to_message_log_prefix,
 )
 from gymrl.concurrency import closing_stream, gather_bounded, refuse_running_loop
 from gymrl.environments.base import EnvironmentReturn
@@ -63,7 +63,7 @@ def generate_responses(
         `batch` itself; the sampled ids of each sample; and ``mean_generation_length``,
         ``total_generated_tokens`` and, where the policy tells, ``_response_truncated`` (bool
         ``[B]``: the token limit ended it) and ``r3/...``
-        (:func:`~gymrl.compat.nemo_rl.routed_experts._add_r3_fallback_metrics`).
+        (:func:`~gymrl.compat.nemo_rl.routed_experts.add_r3_fallback_metrics`).
 
     Raises:
         GenerationError: The answer does not fit the batch. Nothing was appended.
@@ -385,7 +385,7 @@ def _appended(
 def _attach_routes(
     sample: int, log: Sequence[MutableMapping[str, Any]], message: dict[str, Any], routes: Any
 ) -> None:
-    start = _attach_routed_experts_to_message_log_prefix(log, routes)
+    start = attach_routed_experts_to_message_log_prefix(log, routes)
     sampled = len(message["token_ids"])
     if start + sampled != len(routes):
         raise GenerationError(
@@ -403,5 +403,5 @@ def _metrics(outputs: Mapping[str, Any], generated_ids: Sequence[torch.Tensor]) 
     }
     if outputs.get("truncated") is not None:
         metrics["_response_truncated"] = torch.as_tensor(outputs["truncated"])
-    _add_r3_fallback_metrics(metrics, outputs)
+    add_r3_fallback_metrics(metrics, outputs)
     return metrics

@@ -16,7 +16,7 @@ from gymrl.routed_experts import MISSING
 
 Message = MutableMapping[str, Any]
 
-_ROUTED_EXPERTS_DTYPES: dict[str, torch.dtype] = {
+ROUTED_EXPERTS_DTYPES: dict[str, torch.dtype] = {
     "int8": torch.int8,
     "int16": torch.int16,
     "int32": torch.int32,
@@ -26,7 +26,7 @@ _ROUTED_EXPERTS_DTYPES: dict[str, torch.dtype] = {
 _SIGNED = {torch.uint8: torch.int16, torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
-def _attach_routed_experts_to_message_log_prefix(
+def attach_routed_experts_to_message_log_prefix(
     message_log: Sequence[Message], routed_experts: torch.Tensor
 ) -> int:
     """Give each tokenised message its slice of the routes of a call over all of them, in place.
@@ -58,23 +58,23 @@ def _attach_routed_experts_to_message_log_prefix(
     return cursor
 
 
-def _find_routed_experts_template(message_log: Sequence[Message]) -> torch.Tensor | None:
+def find_routed_experts_template(message_log: Sequence[Message]) -> torch.Tensor | None:
     """The first routes of a log, whose layers, experts a token and type others can take."""
     found = (message.get("routed_experts") for message in message_log)
     return next((r for r in found if isinstance(r, torch.Tensor) and r.ndim == 3), None)
 
 
-def _dummy_routed_experts_for_tokens(
+def dummy_routed_experts_for_tokens(
     token_ids: torch.Tensor, template: torch.Tensor
 ) -> torch.Tensor:
     """Routes for an observation, which no engine has computed yet: experts 0 to K - 1 everywhere.
 
     The next call over the log replaces them
-    (:func:`_attach_routed_experts_to_message_log_prefix`).
+    (:func:`attach_routed_experts_to_message_log_prefix`).
 
     Args:
         token_ids: Integers ``[T]``.
-        template: ``[*, L, K]``, see :func:`_find_routed_experts_template`.
+        template: ``[*, L, K]``, see :func:`find_routed_experts_template`.
 
     Returns:
         ``[T, L, K]``, of the template's type and on its device; a view that is not to be written
@@ -157,7 +157,7 @@ def _has_tokens(message: Mapping[str, Any]) -> bool:
     return isinstance(message.get("token_ids"), torch.Tensor)
 
 
-def _add_r3_fallback_metrics(
+def add_r3_fallback_metrics(
     gen_metrics: MutableMapping[str, Any], generation_outputs: Mapping[str, Any]
 ) -> None:
     """Add to a call's metrics how many of its tokens fell back to the trainer's own router.

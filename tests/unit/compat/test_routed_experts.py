@@ -16,11 +16,11 @@ from gymrl.compat.nemo_rl import (
     run_multi_turn_rollout,
 )
 from gymrl.compat.nemo_rl.routed_experts import (
-    _ROUTED_EXPERTS_DTYPES,
-    _add_r3_fallback_metrics,
-    _attach_routed_experts_to_message_log_prefix,
-    _dummy_routed_experts_for_tokens,
-    _find_routed_experts_template,
+    ROUTED_EXPERTS_DTYPES,
+    add_r3_fallback_metrics,
+    attach_routed_experts_to_message_log_prefix,
+    dummy_routed_experts_for_tokens,
+    find_routed_experts_template,
 )
 from gymrl.compat.nemo_rl.settings import rollout_config
 from gymrl.environments import EnvironmentReturn
@@ -44,8 +44,8 @@ def rows_of(message) -> list[int]:
 
 
 def test_the_types_are_those_that_routes_travel_in():
-    assert list(_ROUTED_EXPERTS_DTYPES) == list(ROUTES_DTYPES)
-    assert all(dtype.is_signed for dtype in _ROUTED_EXPERTS_DTYPES.values())
+    assert list(ROUTED_EXPERTS_DTYPES) == list(ROUTES_DTYPES)
+    assert all(dtype.is_signed for dtype in ROUTED_EXPERTS_DTYPES.values())
 
 
 def test_routes_of_a_call_are_laid_over_the_messages_by_a_cursor():
@@ -56,7 +56,7 @@ def test_routes_of_a_call_are_laid_over_the_messages_by_a_cursor():
         {"role": "user", "token_ids": ids(3)},
     ]
 
-    start = _attach_routed_experts_to_message_log_prefix(log, routes(*range(10, 20)))
+    start = attach_routed_experts_to_message_log_prefix(log, routes(*range(10, 20)))
 
     assert start == 6
     assert [rows_of(m) for m in log if "token_ids" in m] == [[10, 11], [12], [13, 14, 15]]
@@ -68,7 +68,7 @@ def test_routes_too_few_for_the_messages_are_attached_to_none_of_them(given_rout
     log = [{"token_ids": ids(2)}, {"token_ids": ids(1)}]
 
     with pytest.raises(RowValueError, match="for 3 prompt tokens"):
-        _attach_routed_experts_to_message_log_prefix(log, given_routes)
+        attach_routed_experts_to_message_log_prefix(log, given_routes)
 
     assert all("routed_experts" not in message for message in log)
 
@@ -78,13 +78,13 @@ def test_an_observation_gets_the_first_experts_in_every_layer_until_a_call_compu
         {"token_ids": ids(1)},
         {"token_ids": ids(2), "routed_experts": torch.zeros(2, 3, 4, dtype=torch.int8)},
     ]
-    template = _find_routed_experts_template(log)
+    template = find_routed_experts_template(log)
 
-    placeholder = _dummy_routed_experts_for_tokens(ids(2), template)
+    placeholder = dummy_routed_experts_for_tokens(ids(2), template)
 
     assert placeholder.tolist() == [[[0, 1, 2, 3]] * 3] * 2
     assert placeholder.dtype == torch.int8
-    assert _find_routed_experts_template([{"token_ids": ids(1)}]) is None
+    assert find_routed_experts_template([{"token_ids": ids(1)}]) is None
 
 
 def test_every_tokenised_message_gets_a_route_or_the_sentinel_and_each_log_its_count():
@@ -188,7 +188,7 @@ def test_after_a_backfill_any_batch_can_be_joined_and_known_routes_are_untouched
 def test_fallback_metrics_are_sums_over_the_call():
     metrics = {"mean_generation_length": 2.0}
 
-    _add_r3_fallback_metrics(
+    add_r3_fallback_metrics(
         metrics,
         {
             "r3_routed_experts_missing_routes": torch.tensor([0, 3, 2]),
@@ -210,8 +210,8 @@ def test_fallback_metrics_are_sums_over_the_call():
 def test_the_fraction_is_zero_where_nothing_was_expected_and_no_counts_add_nothing():
     metrics, silent = {}, {}
 
-    _add_r3_fallback_metrics(metrics, {"r3_routed_experts_missing_routes": torch.tensor([0])})
-    _add_r3_fallback_metrics(silent, {"output_ids": torch.zeros(1, 1)})
+    add_r3_fallback_metrics(metrics, {"r3_routed_experts_missing_routes": torch.tensor([0])})
+    add_r3_fallback_metrics(silent, {"output_ids": torch.zeros(1, 1)})
 
     assert metrics["r3/routed_experts_fallback_token_route_fraction"] == 0.0
     assert silent == {}
@@ -279,9 +279,9 @@ def test_a_second_call_mends_the_last_token_and_replaces_the_placeholder_of_an_o
     batch, data = batch_of("ab")
     generate_responses(policy(), data, batch, Characters(), data["input_lengths"])
     (log,) = batch["message_log"]
-    template = _find_routed_experts_template(log)
+    template = find_routed_experts_template(log)
     seen = torch.tensor([ord("o")])
-    placeholder = _dummy_routed_experts_for_tokens(seen, template)
+    placeholder = dummy_routed_experts_for_tokens(seen, template)
     log.append(
         {"role": "environment", "content": "o", "token_ids": seen, "routed_experts": placeholder}
     )
