@@ -12,14 +12,14 @@ import fcntl
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from gymrl.errors import ConfigError, OutputError
 from gymrl.evaluation.differences import is_extension, plan_differences
 from gymrl.evaluation.lines import read_lines
-from gymrl.evaluation.plan import EvaluationPlan, TaskKey
+from gymrl.evaluation.plan import EvaluationPlan, PlannedTask, TaskKey
 from gymrl.records.reader import cut_torn_line
 from gymrl.records.schema import RunRecord
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from gymrl.evaluation.plan import PlannedTask
     from gymrl.records.schema import RowRecord
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ LOCK_FILE = ".lock"
 _encoder = msgspec.json.Encoder()
 
 
-class PendingRow(NamedTuple):
+class PendingRow(msgspec.Struct, frozen=True):
     """A row that has no result yet.
 
     Attributes:
@@ -147,6 +146,10 @@ class Journal:
         differing = plan_differences(held, self.plan)
         if not differing or (extend and is_extension(held, self.plan)):
             return
+        if not self._has_rows():
+            # Nothing would be lost: the first attempt did not get as far as a row.
+            self.path.unlink(missing_ok=True)
+            return
         lines = "".join(f"\n  {line}" for line in differing)
         grows = is_extension(held, self.plan)
         hint = "add what is new to it (extend), " if grows else ""
@@ -156,6 +159,13 @@ class Journal:
             "(overwrite)",
             setting="output",
         )
+
+    def _has_rows(self) -> bool:
+        if not self.path.exists():
+            return False
+        with self.path.open("rb") as file:
+            file.readline()
+            return bool(file.readline())
 
     def _read(self) -> None:
         lines = read_lines(self.path, self.plan.config_digest)
@@ -293,11 +303,14 @@ def _lock(directory: Path) -> int:
     except OSError as error:
         holder = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip()
         os.close(descriptor)
-        raise ConfigError(
-            f"{directory} is being written by {holder or 'another process'}; wait for it or choose "
-            "another directory",
-            setting="output",
-        ) from error
+        if not isinstance(error, BlockingIOError):
+            problem = f"cannot be locked: {error.strerror}; choose a directory on another disk"
+        else:
+            problem = (
+                f"is being written by {holder or 'another process'}; wait for it or choose another "
+                "directory"
+            )
+        raise ConfigError(f"{directory} {problem}", setting="output") from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return descriptor

@@ -36,12 +36,13 @@ class TaskKey(NamedTuple):
     digest: str
 
 
-class PlannedTask(NamedTuple):
+class PlannedTask(msgspec.Struct, frozen=True):
     """One task of a plan.
 
     Attributes:
         key: Its identity.
         number: Its place in the plan, from 0.
+        first_row: The place of its first attempt among all rows of the plan.
         task_id: Its id in the benchmark.
         repeats: Attempts to be made.
         source: The row's ``task_source``, else the agent it names.
@@ -50,6 +51,7 @@ class PlannedTask(NamedTuple):
 
     key: TaskKey
     number: int
+    first_row: int
     task_id: str
     repeats: int
     source: str
@@ -130,15 +132,22 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def tasks(self) -> Iterator[PlannedTask]:
         """Every task, benchmark by benchmark, in the order of the datasets."""
-        number = 0
+        number = first_row = 0
         for benchmark in self.benchmarks:
             digests = benchmark.digests()
             for row in benchmark.rows:
                 task_id = str(row_task_id(row))
-                key = TaskKey(benchmark.label, digests[task_id])
-                source = source_of(row, benchmark.label)
-                yield PlannedTask(key, number, task_id, benchmark.repeats, source, row)
+                yield PlannedTask(
+                    key=TaskKey(benchmark.label, digests[task_id]),
+                    number=number,
+                    first_row=first_row,
+                    task_id=task_id,
+                    repeats=benchmark.repeats,
+                    source=source_of(row, benchmark.label),
+                    row=row,
+                )
                 number += 1
+                first_row += benchmark.repeats
 
     def to_json(self) -> str:
         """The plan's file: sorted keys, two spaces, a newline at the end."""

@@ -181,7 +181,7 @@ class _Runner:
             await self._attempt(row)
 
     async def _attempt(self, pending: PendingRow) -> None:
-        task, repeat, _ = pending
+        task, repeat = pending.task, pending.repeat
         renamed = self._renamed.get(task.key.benchmark)
         row, sampling = attempt_row(task, repeat, self._settings, renamed)
         outage: RolloutRedispatchExhausted | None = None
@@ -218,7 +218,7 @@ class _Runner:
 
 
 def _record_of(group: RolloutGroup, pending: PendingRow) -> RowRecord:
-    task, repeat, _ = pending
+    task, repeat = pending.task, pending.repeat
     try:
         (record,) = records_of(group)
     except RolloutFailure as error:
@@ -231,7 +231,7 @@ def _record_of(group: RolloutGroup, pending: PendingRow) -> RowRecord:
         record,
         group=task.number,
         group_size=task.repeats,
-        index=task.number * task.repeats + repeat,
+        index=task.first_row + repeat,
         task_index=task.number,
         rollout_index=repeat,
         task_digest=task.key.digest,
@@ -243,10 +243,10 @@ def _record_of(group: RolloutGroup, pending: PendingRow) -> RowRecord:
 
 def _named(failure: Failure, pending: PendingRow) -> Failure:
     """The failure under the name that the row has in the evaluation: alone it is row 0."""
-    task, repeat, _ = pending
+    task, repeat = pending.task, pending.repeat
     message = failure.message.removeprefix("row 0: ").removeprefix("row 0 ")
     return msgspec.structs.replace(
         failure,
         message=f"task {task.task_id!r}, repeat {repeat}: {message}",
-        row=task.number * task.repeats + repeat,
+        row=task.first_row + repeat,
     )

@@ -79,7 +79,7 @@ def make_record():
         return RowRecord(
             group=task.number,
             group_size=task.repeats,
-            index=task.number * task.repeats + repeat,
+            index=task.first_row + repeat,
             task_index=task.number,
             rollout_index=repeat,
             route="agent",

@@ -184,6 +184,14 @@ def test_a_plan_does_not_shrink_by_extending(tmp_path, make_plan, make_record):
         Journal(tmp_path, make_plan(tasks=("t1", "t2")), extend=True).open()
 
 
+def test_a_directory_without_a_single_row_takes_another_plan(tmp_path, make_plan, make_record):
+    run_all(tmp_path, make_plan(), make_record, max_tries=0)  # it did not get as far as a row
+    other = make_plan(settings=EvaluationSettings(seed=1))
+    run_all(tmp_path, other, make_record)
+    assert [line["record"] for line in lines_of(tmp_path)] == ["run"] + ["row"] * 6
+    assert lines_of(tmp_path)[0]["config_digest"] == other.config_digest
+
+
 def test_overwriting_is_explicit_and_begins_anew(tmp_path, make_plan, make_record):
     run_all(tmp_path, make_plan(), make_record)
     other = make_plan(tasks=("t9",), repeats=1)

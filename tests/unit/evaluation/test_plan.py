@@ -151,6 +151,13 @@ def test_benchmarks_that_come_and_go_are_told(make_benchmark, make_plan):
     ]
 
 
+def test_rows_are_numbered_through_benchmarks_of_different_repeats(make_benchmark, make_plan):
+    plan = make_plan(make_benchmark("a", ("t1", "t2"), 3), make_benchmark("b", ("t1", "t2"), 1))
+    assert [task.first_row for task in plan.tasks()] == [0, 3, 6, 7]
+    assert [task.number for task in plan.tasks()] == [0, 1, 2, 3]
+    assert plan.num_rows == 8
+
+
 def test_an_attempts_seed_depends_on_its_task_and_repeat_alone(make_benchmark, make_plan):
     def seeds(plan, task_id):
         found = {}
