@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models
 from benchmarks.actors import arrays, calls, streams
 from benchmarks.comparison import Clock, Comparison, Report
 from benchmarks.rollout import admission, driver, lag, scaling, start
+from benchmarks.viewer import opening
 
 
 @pytest.fixture
@@ -67,3 +68,7 @@ async def test_scaling():
 
 async def test_start(tokenizer):
     check(await start.measure(start.TINY, tokenizer, with_ray=False))
+
+
+def test_opening_a_file_of_rollouts():
+    check(opening.measure(opening.TINY))

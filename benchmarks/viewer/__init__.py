@@ -1,0 +1,1 @@
+"""How soon a large file of rollouts can be looked at."""
