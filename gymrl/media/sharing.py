@@ -8,7 +8,7 @@ the other end has. When the last row of a group has its result, both forget the 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from gymrl.types import Row, RowResult, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from gymrl.types import RolloutGroup
 
 
 class MediaPayload(msgspec.Struct):
@@ -153,3 +155,44 @@ class MediaExchange:
     def _count(self, full: Mapping[str, bytes], thin: Mapping[str, bytes]) -> None:
         for payload in self._counted:
             payload.add(full, thin)
+
+
+def take_media(groups: Sequence[RolloutGroup]) -> tuple[list[RolloutGroup], dict[str, bytes]]:
+    """Groups without the bytes of their images, and those once each, for a message of many groups.
+
+    Returns:
+        The groups, with empty bytes under each digest, and the bytes by digest.
+    """
+    table: dict[str, bytes] = {}
+    for group in groups:
+        for row in group.rows:
+            table.update(row.media)
+        for trajectory in group.trajectories:
+            table.update(trajectory.media)
+    empty = dict.fromkeys(table, b"")
+    return (give_media(groups, empty), table) if table else (list(groups), {})
+
+
+def give_media(groups: Sequence[RolloutGroup], table: Mapping[str, bytes]) -> list[RolloutGroup]:
+    """Groups with the bytes of their images from a table; equal images are one object."""
+    return [
+        msgspec.structs.replace(
+            group,
+            rows=tuple(_filled(row, table) for row in group.rows),
+            samples=tuple(
+                _filled(sample, table) if isinstance(sample, Trajectory) else sample
+                for sample in group.samples
+            ),
+        )
+        for group in groups
+    ]
+
+
+HolderT = TypeVar("HolderT", Row, Trajectory)
+
+
+def _filled(holder: HolderT, table: Mapping[str, bytes]) -> HolderT:
+    if not holder.media:
+        return holder
+    media = {digest: table[digest] for digest in holder.media}
+    return msgspec.structs.replace(holder, media=media)

@@ -135,7 +135,7 @@ class RowRecord(
         task_digest: SHA-256 of the task without routing, indices and sampling.
         task: The body of the ``/run`` call; empty JSON where it was left out.
         media: Digests of the images that the task refers to
-            (:class:`~gymrl.records.MediaFolder` has their bytes).
+            (:class:`~gymrl.records.media.MediaFolder` has their bytes).
         trajectory: What the attempt gave, or None and `failure` says why.
         metrics: Of the group, on its last row.
         timings: Of the whole stream, on the last row of its last group.

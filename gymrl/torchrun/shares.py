@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gymrl.actors.codec import ValueDecoder, ValueEncoder, raw_bytes
+from gymrl.media.sharing import give_media, take_media
 from gymrl.tensors import RolloutBatch, to_batch
 from gymrl.torchrun.staleness import oldest
 from gymrl.types import RolloutGroup, Trajectory
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+
+    from gymrl.media.processing import ImageProcessor
 
 _PREFIX_BYTES = 16
 
@@ -62,13 +65,17 @@ class Share:
         ages = (self.version - torch.where(versions < 0, asked, versions)).clamp(min=0)
         return torch.where(batch.token_mask, ages, torch.zeros_like(ages))
 
-    def batch(self, *, pad_token_id: int) -> RolloutBatch:
+    def batch(self, *, pad_token_id: int, images: ImageProcessor | None = None) -> RolloutBatch:
         """The share as tensors; see :func:`gymrl.tensors.to_batch`.
 
+        Args:
+            pad_token_id: As there.
+            images: As there; needed where the model was shown images.
+
         Raises:
-            RowValueError: The share is empty.
+            RowValueError: The share is empty, or has images and `images` is None.
         """
-        return to_batch(self.groups, pad_token_id=pad_token_id)
+        return to_batch(self.groups, pad_token_id=pad_token_id, images=images)
 
 
 def num_tokens(group: RolloutGroup) -> int:
@@ -100,15 +107,20 @@ def balance(weights: Sequence[int], bins: int) -> list[list[int]]:
 class _Content(msgspec.Struct, frozen=True):
     groups: list[RolloutGroup]
     asked: list[int]
+    media: dict[str, bytes] = {}
 
 
 _encoder = ValueEncoder()
 
 
 def encode_share(groups: list[RolloutGroup], asked: list[int]) -> npt.NDArray[np.uint8]:
-    """Groups as one array of bytes: lengths, structure, then every token array as it is."""
+    """Groups as one array of bytes: lengths, structure, then every token array as it is.
+
+    An image is in it once, however many attempts show it.
+    """
     payload = bytearray()
-    _encoder.encode_into(_Content(groups, asked), payload, "share")
+    thin, media = take_media(groups)
+    _encoder.encode_into(_Content(thin, asked, media), payload, "share")
     start = _PREFIX_BYTES + len(payload)
     data = np.zeros(start + _encoder.region_size, np.uint8)
     data[:8] = np.frombuffer(len(payload).to_bytes(8, "little"), np.uint8)
@@ -129,7 +141,8 @@ def decode_share(data: npt.NDArray[np.uint8]) -> tuple[list[RolloutGroup], list[
         view[_PREFIX_BYTES + length :],
         decoder.compile(_Content),
     )
-    return content.groups, content.asked
+    groups = give_media(content.groups, content.media) if content.media else content.groups
+    return groups, content.asked
 
 
 def global_metrics(groups: Sequence[RolloutGroup], max_model_len: int | None) -> dict[str, float]:

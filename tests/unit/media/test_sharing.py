@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gymrl.errors import RolloutStreamError
 from gymrl.media import MediaExchange, MediaPayload
-from gymrl.types import Failure, FailureKind, Reward, Row, RowResult, Trajectory
+from gymrl.media.sharing import give_media, take_media
+from gymrl.types import Failure, FailureKind, Reward, RolloutGroup, Row, RowResult, Trajectory
 
 
 def media_of(*images: bytes) -> dict[str, bytes]:
@@ -112,3 +113,32 @@ def test_every_row_and_result_arrives_as_it_was_and_each_image_of_a_task_crosses
     assert all(count == 1 for count in crossed.values())
     assert payload.sent == sum(crossed.values())
     assert driver._known == worker._known == {}
+
+
+def group_of(*samples) -> RolloutGroup:
+    rows = tuple(row(index, 0, CAT) for index in range(len(samples)))
+    return RolloutGroup(index=0, task_index=0, rows=rows, samples=samples)
+
+
+def test_a_message_of_groups_has_each_image_once():
+    failure = Failure(kind=FailureKind.DATA, error="E", message="")
+    groups = [
+        group_of(result(0, CAT, DOG).outcome, failure),
+        group_of(result(0, DOG).outcome, result(1).outcome),
+    ]
+    thin, table = take_media(groups)
+    assert sorted(table.values()) == sorted([CAT, DOG])
+    assert {data for g in thin for s in g.trajectories for data in s.media.values()} == {b""}
+    whole = give_media(thin, table)
+    for before, after in zip(groups, whole, strict=True):
+        assert after.rows == before.rows
+        assert [s.media for s in after.trajectories] == [s.media for s in before.trajectories]
+    (digest,) = media_of(DOG)
+    shown = [whole[0].trajectories[0].media[digest], whole[1].trajectories[0].media[digest]]
+    assert shown[0] is shown[1]
+
+
+def test_groups_of_text_are_left_as_they_are():
+    group = RolloutGroup(index=0, task_index=0, rows=(row(0, 0),), samples=(result(0).outcome,))
+    thin, table = take_media([group])
+    assert (thin[0], table) == (group, {})

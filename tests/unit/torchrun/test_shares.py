@@ -1,6 +1,9 @@
 """Whole groups shared out over ranks."""
 
+import hashlib
+
 import hypothesis.strategies as st
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,6 +87,16 @@ def test_groups_survive_the_way_through_bytes():
     assert isinstance(back[0].samples[2], Failure)
     np.testing.assert_array_equal(back[0].samples[1].token_ids, groups[0].samples[1].token_ids)
     np.testing.assert_array_equal(back[0].samples[1].logprobs, groups[0].samples[1].logprobs)
+
+
+def test_an_image_is_in_a_share_once_and_comes_back_to_every_attempt():
+    image = b"\x89PNG" * 10_000
+    digest = hashlib.sha256(image).hexdigest()
+    shown = msgspec.structs.replace(trajectory(1.0), media={digest: image})
+    data = encode_share([group(shown, shown, shown)], [0])
+    assert len(image) < len(data) < 2 * len(image)
+    ((back,), _) = decode_share(data)
+    assert [sample.media for sample in back.trajectories] == [{digest: image}] * 3
 
 
 def test_a_share_of_no_groups_travels_too():
