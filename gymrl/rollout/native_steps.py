@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class BatchGenerator(Protocol):
+class GeneratesBatches(Protocol):
     """A generator that takes a whole batch in one call; used by the ``batched`` scheduler."""
 
     async def generate_batch(
@@ -84,7 +84,7 @@ class GeneratorPool:
             if not places:
                 return
             generator = self._generators[worker]
-            if isinstance(generator, BatchGenerator):
+            if isinstance(generator, GeneratesBatches):
                 found = await self._batch(generator, [requests[i] for i in places])
             else:
                 found = await gather_bounded(lambda i: self.generate(rows[i], requests[i]), places)
@@ -95,7 +95,7 @@ class GeneratorPool:
         return [answer for answer in answers if answer is not None]
 
     async def _batch(
-        self, generator: BatchGenerator, requests: Sequence[GenerationRequest]
+        self, generator: GeneratesBatches, requests: Sequence[GenerationRequest]
     ) -> Sequence[Generated | Exception]:
         try:
             with deadline(

@@ -4,6 +4,7 @@ import copy
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import openai
 import pytest
@@ -12,7 +13,7 @@ from openai.types import Completion
 from tokenizers.processors import TemplateProcessing
 
 from gymrl.concurrency import gather_bounded
-from gymrl.config import SamplingParams, VllmConfig
+from gymrl.config import GenerationConfig, SamplingParams, VllmConfig
 from gymrl.errors import GenerationRequestError
 from gymrl.generation.base import Generated
 from gymrl.generation.batch import BatchGenerator
@@ -271,3 +272,28 @@ async def test_gymrls_servers_by_url_sample_as_the_generator_behind_them(serve_t
     assert here[0].weight_versions
     assert seen == streamed.token_ids == here[0].token_ids
     assert sorted(outputs) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_plain_code_samples_batches_from_a_fleet_by_url(serve_tiny, tiny_directory):
+    async with (
+        serve_tiny(num_threads=1, max_batch_size=1) as (first, local),
+        serve_tiny(num_threads=1, max_batch_size=1) as (second, _),
+    ):
+        urls = (first.base_url, second.base_url)
+        config = GenerationConfig(
+            model=str(tiny_directory), backend="vllm", vllm=VllmConfig(base_urls=urls)
+        )
+        batch = {
+            "input_ids": torch.tensor([[5, 6, 7], [8, 0, 0]]),
+            "input_lengths": torch.tensor([3, 1]),
+            "seeds": [1, 2],
+            "max_new_tokens": [6, 6],
+        }
+
+        def blocking():
+            with BatchGenerator.open(config) as policy:
+                return policy.generate(batch)
+
+        output = await anyio.to_thread.run_sync(blocking)
+        single = await local.generate([8], SamplingParams(seed=2, max_tokens=6))
+    assert output["output_ids"][1, 1 : 1 + len(single.token_ids)].tolist() == single.token_ids

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from gymrl.config import SamplingParams
 from gymrl.errors import GenerationError
 from gymrl.rollout.native import NativeConfig, NativePrompt, run_native_rollout
-from gymrl.rollout.native_steps import BatchGenerator
+from gymrl.rollout.native_steps import GeneratesBatches
 from gymrl.testing import ScriptedGenerator
 from tests.unit.native.worlds import Characters, Scripted, says
 
@@ -130,7 +130,7 @@ async def test_lock_step_asks_once_a_turn_and_steps_each_environment_once():
 
     generator = Batches([])
     generator.sizes = []
-    assert isinstance(generator, BatchGenerator)
+    assert isinstance(generator, GeneratesBatches)
 
     await run_native_rollout(
         [a_prompt("a", "world"), a_prompt("b", "other")],
