@@ -64,8 +64,10 @@ class Trainer:
         self._pad_token_id = pad_token_id
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         self.model = self._wrapped(model)
+        # A short memory of squares: where all goes well gradients are small, and one bad sample
+        # must not become a step of many times the learning rate.
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.learning_rate, weight_decay=0.0
+            self.model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
 
     def _wrapped(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -1,5 +1,6 @@
 """Everything in one process: a breakpoint in the verifier stops, and shows what is there."""
 
+import json
 import os
 import subprocess
 import sys
@@ -68,8 +69,10 @@ def test_a_breakpoint_in_the_verifier_stops_the_rollout(tmp_path):
 def test_the_trainer_runs_in_one_process(tmp_path):
     arguments = ["-m", "gymrl.recipes.grpo", "--in-process"]
     settings = ("steps=2", "num_generations=4", "validate_every=1", "tensorboard=false")
-    for assignment in (f"output={tmp_path}", *settings):
+    for assignment in (f"output={tmp_path}", *settings, "kl_coefficient=0.1"):
         arguments += ["--set", assignment]
     done = run(arguments, ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    # The policy leaves the one that it is held to.
+    assert second["kl"] > first["kl"] > 0
