@@ -16,7 +16,7 @@ from gymrl.errors import RowTypeError
 _TYPES = {"generation_logprobs": torch.float32}
 
 
-def _tensorize_by_key(message_logs: Sequence[MutableMapping[str, Any]], key: str) -> None:
+def tensorize_by_key(message_logs: Sequence[MutableMapping[str, Any]], key: str) -> None:
     """Make tensors of one field of some messages, in place; messages without it stay as they are.
 
     Args:
@@ -43,16 +43,16 @@ def _tensorize_by_key(message_logs: Sequence[MutableMapping[str, Any]], key: str
         message[key] = torch.tensor(array.tolist(), dtype=dtype)
 
 
-def _tensorize_nemo_gym_result(result: MutableMapping[str, Any]) -> None:
+def tensorize_nemo_gym_result(result: MutableMapping[str, Any]) -> None:
     """Make tensors of a result's ``token_ids`` and ``generation_logprobs``, in place.
 
     Args:
         result: With ``message_log``, and ``input_message_log`` where it has one.
 
     Raises:
-        RowTypeError: See :func:`_tensorize_by_key`.
+        RowTypeError: See :func:`tensorize_by_key`.
     """
     for name in ("input_message_log", "message_log"):
         messages = result.get(name) or ()
-        _tensorize_by_key(messages, "token_ids")
-        _tensorize_by_key(messages, "generation_logprobs")
+        tensorize_by_key(messages, "token_ids")
+        tensorize_by_key(messages, "generation_logprobs")
