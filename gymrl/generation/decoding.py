@@ -11,7 +11,7 @@ are finished or cancelled. Rows end at the same column, so that a step appends o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from gymrl.errors import BadLogprobsError
+from gymrl.errors import BadLogprobsError, GenerationError
 from gymrl.generation.base import FinishReason, Generated, WeightSpan
+from gymrl.generation.image_tensors import TOKEN_TYPES
 from gymrl.generation.sampling import choose, sampled_logprob
 from gymrl.routed_experts import padded_routes
 
@@ -45,9 +46,10 @@ class Request:
         end_ids: End-of-turn tokens of the model; `sampling.ignore_eos` turns them off.
         detokenize: Needed for stop texts only.
         deliver: Called in the decoding thread with each token and its log-probability.
+        images: Model inputs of the images that the prompt holds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only settings of one object
         self,
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
@@ -56,7 +58,11 @@ class Request:
         end_ids: frozenset[int],
         detokenize: Detokenize | None = None,
         deliver: Callable[[int, float], None] | None = None,
+        images: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        self.images = images
+        # Positions of multimodal models run on behind an image by less than its tokens.
+        self.position_offset = 0
         self.prompt_ids = tuple(prompt_ids)
         self.sampling = sampling
         self.future: Future[Generated] = Future()
@@ -158,11 +164,18 @@ class DecodeBatch:
         mode: Which log-probabilities requests get.
         version: Of the model's weights.
         capture: Reads routes of the model; None: requests get none.
+        image_token_id: The token of images, where the model wants their places marked.
     """
 
     def __init__(
-        self, model: Any, mode: LogprobsMode, version: str, capture: RouteCapture | None = None
+        self,
+        model: Any,
+        mode: LogprobsMode,
+        version: str,
+        capture: RouteCapture | None = None,
+        image_token_id: int | None = None,
     ) -> None:
+        self.image_token_id = image_token_id
         self.version = version
         self._capture = capture
         self._model = model
@@ -185,11 +198,14 @@ class DecodeBatch:
         """Prefill the prompts of `joining`, sample their first tokens, and merge what goes on."""
         for request in joining:
             request.sampled_from(self.version)
-        prompts = list(dict.fromkeys(request.prompt_ids for request in joining))
+            if request.images is not None:
+                self._join_with_images(request)
+        of_text = [request for request in joining if request.images is None]
+        prompts = list(dict.fromkeys(request.prompt_ids for request in of_text))
         for chunk in _prefill_chunks(prompts):
             cache, logits, routes = self._prefill(chunk)
             place = {prompt: row for row, prompt in enumerate(chunk)}
-            requests = [request for request in joining if request.prompt_ids in place]
+            requests = [request for request in of_text if request.prompt_ids in place]
             rows = [place[request.prompt_ids] for request in requests]
             if routes is not None:
                 for request, row in zip(requests, rows, strict=True):
@@ -207,11 +223,22 @@ class DecodeBatch:
             lengths = [len(requests[i].prompt_ids) for i in going_on]
             self._merge([requests[i] for i in going_on], lengths, cache)
 
+    def _join_with_images(self, request: Request) -> None:
+        cache, logits, routes = self._prefill_with_images(request, request.prompt_ids)
+        if routes is not None:
+            request.computed_with(routes[0])
+        if self._take_tokens([request], logits):
+            self._merge([request], [len(request.prompt_ids)], cache)
+
     @torch.inference_mode()
     def recompute(self) -> None:
         """Compute every running request's cache again: the weights are those of `version` now."""
-        requests = {id(request): request for request in self.requests}
+        running = self.requests
         self.clear()
+        for request in running:
+            if request.images is not None:
+                self._recompute_with_images(request)
+        requests = {id(request): request for request in running if request.images is None}
         # The newest token is not in the cache: it is what the next step begins with.
         seen = {key: (*r.prompt_ids, *r.token_ids[:-1]) for key, r in requests.items()}
         for chunk in _prefill_chunks(list(dict.fromkeys(seen.values()))):
@@ -225,16 +252,33 @@ class DecodeBatch:
                 requests[key].sampled_from(self.version)
             self._merge([requests[key] for key in keys], [len(seen[key]) for key in keys], cache)
 
+    def _recompute_with_images(self, request: Request) -> None:
+        if self.image_token_id in request.token_ids[:-1]:
+            error = GenerationError(
+                "the model sampled an image token, and its weights changed before the call was "
+                "done: what it saw can't be computed again"
+            )
+            settle(request.future, error)
+            return
+        seen = (*request.prompt_ids, *request.token_ids[:-1])
+        cache, _, _ = self._prefill_with_images(request, seen)
+        request.sampled_from(self.version)
+        self._merge([request], [len(seen)], cache)
+
     @torch.inference_mode()
     def step(self) -> None:
         """Sample one token for every running request; the finished ones leave."""
         width = max(self._lengths) + 1
+        positions = [
+            [length + request.position_offset]
+            for length, request in zip(self._lengths, self.requests, strict=True)
+        ]
         outputs, routes = self._forward(
             input_ids=torch.tensor(
                 [[request.token_ids[-1]] for request in self.requests], device=self._device
             ),
             attention_mask=self._mask([length + 1 for length in self._lengths], width),
-            position_ids=torch.tensor([[length] for length in self._lengths], device=self._device),
+            position_ids=torch.tensor(positions, device=self._device),
             past_key_values=self._cache,
         )
         if routes is not None:
@@ -267,6 +311,25 @@ class DecodeBatch:
             position_ids=(mask.cumsum(-1) - 1).clamp_(min=0),
             past_key_values=cache,
         )
+        return cache, outputs.logits[:, -1], routes
+
+    def _prefill_with_images(
+        self, request: Request, ids: Sequence[int]
+    ) -> tuple[Any, torch.Tensor, RoutesArray | None]:
+        """The prompt alone: the model finds its positions from its images."""
+        input_ids = torch.tensor([list(ids)], device=self._device)
+        inputs = dict(request.images or {})
+        if self.image_token_id is not None:
+            inputs[TOKEN_TYPES] = (input_ids == self.image_token_id).int()
+        cache: Any = DynamicCache()
+        outputs, routes = self._forward(
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            past_key_values=cache,
+            **inputs,
+        )
+        offsets = getattr(outputs, "rope_deltas", None)
+        request.position_offset = 0 if offsets is None else int(offsets.reshape(-1)[0])
         return cache, outputs.logits[:, -1], routes
 
     def _mask(self, lengths: Sequence[int], width: int) -> torch.Tensor:

@@ -143,13 +143,6 @@ def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> ImageReader
             config.media,
             f"model={config.model!r} reads text only; serve a vision-language model",
         )
-    if config.backend != "vllm":
-        return ImageReader(
-            None,
-            config.media,
-            f"backend={config.backend!r} shows a model text only; serve {config.model!r} with "
-            "backend='vllm'",
-        )
     try:
         processor, image_token_id = load_processor(config.model)
         image_format = ImageFormat(processor, chat, image_token_id)

@@ -21,18 +21,28 @@ import anyio.to_thread
 import torch
 import transformers
 
-from gymrl.errors import ConfigError, GenerationError, WeightUpdateError
+from gymrl.errors import (
+    ConfigError,
+    GenerationError,
+    GenerationRequestError,
+    UnsupportedOptionError,
+    WeightUpdateError,
+)
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
 from gymrl.generation.decoding import DecodeBatch, Detokenize, Request, settle
+from gymrl.generation.image_tensors import ImageTensors
 from gymrl.generation.models import resolve_model
+from gymrl.generation.processors import sees_images
 from gymrl.generation.route_capture import RouteCapture
 from gymrl.generation.weight_exchange import Tensors, WeightUpdate, copy_weights, read_weights
 from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_pause
+from gymrl.media.processing import ImageProcessor
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams
+    from gymrl.generation.images import PromptImages
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +59,7 @@ class TransformersGenerator:
         detokenize: Ids to text with special tokens kept; needed for stop texts only.
         num_threads: Torch's intra-op threads; None is torch's default.
         return_routed_experts: Return the experts that each token went through.
+        images: Makes the model's inputs of images; a text: why it has none.
 
     Raises:
         ConfigError: The model keeps a state other than a key-value cache, its context is shorter
@@ -66,8 +77,10 @@ class TransformersGenerator:
         detokenize: Detokenize | None = None,
         num_threads: int | None = None,
         return_routed_experts: bool = False,
+        images: ImageTensors | str = "the model reads text only",
     ) -> None:
         _require_key_value_cache(model)
+        self._images = images
         self.model = model
         self._max_batch_size = max_batch_size
         self._max_model_len = _context_length(model, max_model_len)
@@ -76,7 +89,12 @@ class TransformersGenerator:
         self._detokenize = detokenize
         self._num_threads = num_threads
         self._capture = RouteCapture(model) if return_routed_experts else None
-        self._batch = DecodeBatch(model, logprobs_mode, INITIAL_VERSION, self._capture)
+        image_token_id = None
+        if isinstance(images, ImageTensors) and images.takes_token_types:
+            image_token_id = images.image_token_id
+        self._batch = DecodeBatch(
+            model, logprobs_mode, INITIAL_VERSION, self._capture, image_token_id
+        )
         self._waiting: deque[Request] = deque()
         self._updates: deque[WeightUpdate] = deque()
         self._joining: list[Request] = []
@@ -111,6 +129,7 @@ class TransformersGenerator:
             detokenize=tokenizer.decode,
             num_threads=config.num_threads,
             return_routed_experts=config.return_routed_experts,
+            images=_image_tensors(source, model),
         )
         return generator, tokenizer
 
@@ -147,6 +166,29 @@ class TransformersGenerator:
         on_token: TokenCallback | None = None,
     ) -> Generated:
         """See :meth:`gymrl.generation.base.Generator.generate`."""
+        return await self._sample(prompt_ids, None, sampling, on_token)
+
+    async def generate_with_images(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages,
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """See :meth:`gymrl.generation.images.ImageGenerator.generate_with_images`."""
+        if isinstance(self._images, str):
+            raise GenerationRequestError(f"no images can be shown here: {self._images}")
+        inputs = await anyio.to_thread.run_sync(self._images.of, images.images)
+        return await self._sample(prompt_ids, inputs, sampling, on_token)
+
+    async def _sample(
+        self,
+        prompt_ids: Sequence[int],
+        images: Tensors | None,
+        sampling: SamplingParams,
+        on_token: TokenCallback | None,
+    ) -> Generated:
         check_prompt(prompt_ids, self._vocab_size)
         request = Request(
             prompt_ids,
@@ -155,6 +197,7 @@ class TransformersGenerator:
             end_ids=self._end_ids,
             detokenize=self._detokenize,
             deliver=None if on_token is None else _in_this_loop(on_token),
+            images=images,
         )
         with self._wake:
             if self._closing:
@@ -346,12 +389,27 @@ def load_model(source: str, config: GenerationConfig) -> Any:
     use_gpu = config.device != "cpu" and torch.cuda.is_available()
     dtype: Any = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        loader = (
+            transformers.AutoModelForImageTextToText
+            if sees_images(source)
+            else transformers.AutoModelForCausalLM
+        )
+        model = loader.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model={config.model!r} can't be loaded from {source}: {error}", setting="model"
         ) from error
     return model.to("cuda" if use_gpu else "cpu").eval()
+
+
+def _image_tensors(source: str, model: Any) -> ImageTensors | str:
+    """What makes inputs of images, or why there is nothing that does."""
+    if not sees_images(source):
+        return "the model reads text only"
+    try:
+        return ImageTensors(ImageProcessor.load(source), model)
+    except (ConfigError, UnsupportedOptionError) as error:
+        return str(error)
 
 
 def _require_key_value_cache(model: Any) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import safetensors
 import torch
-import transformers
 
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.checkpoints import checkpoint_entries, model_manifest, torch_tensor
@@ -65,7 +64,7 @@ def read_weights(model: Any, source: WeightSource) -> Tensors:
 
 def _load(model: Any, path: str) -> Any:
     try:
-        loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded, report = type(model).from_pretrained(
             path, dtype=model.dtype, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:

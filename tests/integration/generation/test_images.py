@@ -1,0 +1,192 @@
+"""Images for the embedded generator: alone, among requests of text, and under new weights."""
+
+import pytest
+import torch
+
+from gymrl.concurrency import gather_bounded
+from gymrl.config import GenerationConfig, SamplingParams
+from gymrl.errors import GenerationError, GenerationRequestError
+from gymrl.generation.chat import ChatFormat
+from gymrl.generation.decoding import DecodeBatch, Request
+from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
+from gymrl.generation.image_inputs import load_image_reader
+from gymrl.generation.images import ImageGenerator
+from gymrl.generation.parsing import ParsedText
+from gymrl.generation.policy import Completion, Policy
+from gymrl.generation.requests import ResponsesRequest, convert
+from gymrl.generation.responses_api import conversation_of
+from gymrl.generation.transformers import TransformersGenerator
+from gymrl.generation.weight_exchange import copy_weights, read_weights
+from gymrl.generation.weights import DirectoryWeights
+from gymrl.testing import build_image_uri, build_tiny_vision_model
+from tests.integration.vllm.vision import SMALL, TALL, VisionReference
+
+SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True, seed=6)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    torch.set_num_threads(1)
+    return build_tiny_vision_model(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def reference(directory):
+    return VisionReference(directory)
+
+
+@pytest.fixture
+async def policy(directory):
+    config = GenerationConfig(model=str(directory), num_threads=1)
+    generator, tokenizer = TransformersGenerator.load(config)
+    chat = ChatFormat.from_config(tokenizer, config, tuple(generator.end_ids))
+    yield Policy(generator, chat, images=load_image_reader(config, chat))
+    await generator.close()
+
+
+def question(*images, words="what is "):
+    content = [{"type": "input_image", "image_url": build_image_uri(*image)} for image in images]
+    return {"role": "user", "content": [{"type": "input_text", "text": words}, *content]}
+
+
+async def read(policy, *items):
+    request = convert({"input": list(items)}, ResponsesRequest)
+    return await policy.images.read(conversation_of(request))
+
+
+async def asked(policy, *items, sampling=SAMPLING, on_token=None):
+    conversation = await read(policy, *items)
+    prompt_ids = await policy.prompt(conversation)
+    return await policy.sample(prompt_ids, conversation, sampling, on_token)
+
+
+def errors(reference, completion, images):
+    generated = completion.generated
+    expected = reference.logprobs(completion.prompt_ids, generated.token_ids, images)
+    return [abs(a - b) for a, b in zip(generated.logprobs, expected, strict=True)]
+
+
+def check(found):
+    assert sum(found) / len(found) < MEAN_TOLERANCE
+    assert max(found) < MAX_TOLERANCE
+
+
+async def test_requests_with_and_without_images_are_decoded_together(policy, reference):
+    """Positions run on differently behind images; rows of one batch must not mix them up."""
+    assert isinstance(policy.generator, ImageGenerator)
+    shown = [[SMALL, TALL], [], [TALL], [SMALL], [SMALL, SMALL, TALL], []]
+    samplings = [SamplingParams(max_tokens=8 + 5 * i, ignore_eos=True) for i in range(len(shown))]
+    completions = await gather_bounded(
+        lambda i: asked(policy, question(*shown[i]), sampling=samplings[i]), range(len(shown))
+    )
+    found = [
+        error
+        for completion, images in zip(completions, shown, strict=True)
+        for error in errors(reference, completion, images)
+    ]
+    assert len(found) == sum(sampling.max_tokens for sampling in samplings)
+    check(found)
+
+
+async def test_turns_with_images_are_token_exact(policy, reference):
+    items, shown, kept, found = [], [], [], []
+    for images in ([SMALL], [], [TALL, SMALL]):
+        items.append(question(*images))
+        shown += images
+        completion = await asked(policy, *items)
+        prompt_ids, generated = completion.prompt_ids, completion.generated
+        assert prompt_ids[: len(kept)] == kept
+        found += errors(reference, completion, shown)
+        kept = [*prompt_ids, *generated.token_ids]
+        items.append(
+            {
+                "role": "assistant",
+                "content": completion.parsed.content,
+                "prompt_token_ids": prompt_ids,
+                "generation_token_ids": generated.token_ids,
+            }
+        )
+    check(found)
+
+
+async def test_one_prompt_with_other_pictures_is_another_prompt(policy):
+    """Prompts of equal ids are prefilled once; the pictures of these differ."""
+    one, other = await gather_bounded(lambda seed: asked(policy, question((56, 84, seed))), [1, 5])
+    assert one.prompt_ids == other.prompt_ids
+    assert one.generated.logprobs != other.generated.logprobs
+
+
+async def test_new_weights_see_an_image_anew(policy, directory, reference, tmp_path):
+    new = build_tiny_vision_model(tmp_path / "new", seed=1)
+    await asked(policy, question(TALL))
+    await policy.generator.update_weights(DirectoryWeights(path=str(new)), "1")
+    completion = await asked(policy, question(TALL))
+    reference.load(new)
+    found = errors(reference, completion, [TALL])
+    reference.load(directory)
+    check(found)
+
+
+async def test_weights_that_change_under_a_call_see_its_image_anew(
+    policy, directory, reference, tmp_path
+):
+    conversation = await read(policy, question(TALL))
+    prompt_ids = await policy.prompt(conversation)
+    generator = policy.generator
+    images = generator._images.of([image.encoded for image in conversation.images])
+    token = policy.images.format.image_token_id
+    batch = DecodeBatch(generator.model, "processed", "0", image_token_id=token)
+    request = Request(prompt_ids, SAMPLING, budget=12, end_ids=frozenset(), images=images)
+    batch.join([request])
+    for _ in range(5):
+        batch.step()
+    new = DirectoryWeights(path=str(build_tiny_vision_model(tmp_path / "new", seed=1)))
+    copy_weights(generator.model, read_weights(generator.model, new))
+    batch.version = "1"
+    batch.recompute()
+    while batch.requests:
+        batch.step()
+
+    generated = request.future.result()
+    assert generated.weight_versions == [("0", 0, 6), ("1", 6, 12)]
+    completion = Completion(prompt_ids=prompt_ids, generated=generated, parsed=ParsedText(""))
+    before = errors(reference, completion, [TALL])[:6]
+    reference.load(new.path)
+    after = errors(reference, completion, [TALL])[6:]
+    reference.load(directory)
+    check(before)
+    check(after)
+
+
+async def test_a_sampled_image_token_fails_its_own_call_under_new_weights(policy):
+    """The forward pass over the whole sequence would take it for a place of the image."""
+    conversation = await read(policy, question(SMALL))
+    prompt_ids = await policy.prompt(conversation)
+    generator = policy.generator
+    images = generator._images.of([image.encoded for image in conversation.images])
+    token = policy.images.format.image_token_id
+    batch = DecodeBatch(generator.model, "processed", "0", image_token_id=token)
+    requests = [
+        Request(prompt_ids, SAMPLING, budget=12, end_ids=frozenset(), images=images)
+        for _ in range(2)
+    ]
+    batch.join(requests)
+    batch.step()
+    requests[0].token_ids[0] = token
+    batch.recompute()
+    assert batch.requests == [requests[1]]
+    assert isinstance(requests[0].future.exception(), GenerationError)
+    batch.step()
+    assert len(requests[1].token_ids) == 3
+
+
+async def test_a_generator_of_text_says_that_it_shows_none(policy, tiny_directory):
+    conversation = await read(policy, question(SMALL))
+    prompt_ids = await policy.prompt(conversation)
+    shown = policy.images.format.located(prompt_ids, conversation.images)
+    generator, _ = TransformersGenerator.load(GenerationConfig(model=str(tiny_directory)))
+    try:
+        with pytest.raises(GenerationRequestError, match="the model reads text only"):
+            await generator.generate_with_images(prompt_ids, shown, SAMPLING)
+    finally:
+        await generator.close()
