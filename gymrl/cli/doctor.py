@@ -88,7 +88,9 @@ def _checkable(path: Path, max_rows: int | None) -> Iterable[tuple[RowRecord, Tr
     rows = (
         (record, sample)
         for record in read_records(path)
-        if isinstance(sample := record.sample(), Trajectory) and sample.num_generated > 0
+        if isinstance(sample := record.sample(), Trajectory)
+        and sample.num_generated > 0
+        and not any(sample.images)  # what the model saw can't be had again from tokens alone
     )
     return itertools.islice(rows, max_rows)
 

@@ -20,6 +20,7 @@ from gymrl.errors import ConfigError, OutputError
 from gymrl.evaluation.differences import is_extension, plan_differences
 from gymrl.evaluation.lines import read_lines
 from gymrl.evaluation.plan import EvaluationPlan, PlannedTask, TaskKey
+from gymrl.records.media import MediaFolder
 from gymrl.records.reader import cut_torn_line
 from gymrl.records.schema import RunRecord
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gymrl.records.schema import RowRecord
+    from gymrl.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Journal:
         self.directory = directory
         self.plan = plan
         self.path = directory / ROLLOUTS_FILE
+        self._media = MediaFolder(self.path)
         self._overwrite = overwrite
         self._extend = extend
         self._known = {task.key: task for task in plan.tasks()}
@@ -106,6 +109,7 @@ class Journal:
             if overwrite:
                 for name in (ROLLOUTS_FILE, METRICS_FILE, PLAN_FILE):
                     (self.directory / name).unlink(missing_ok=True)
+                self._media.remove()
             self._check_same(extend=extend)
             write_whole(self.directory / PLAN_FILE, self.plan.to_json().encode())
             if self.path.exists():
@@ -201,12 +205,19 @@ class Journal:
                 if key not in finished and tries.get(key, 0) < max_tries:
                     yield PendingRow(task, repeat, tries.get(key, 0))
 
-    def add(self, record: RowRecord) -> None:
-        """Write a row's line.
+    def add(self, record: RowRecord, group: RolloutGroup | None = None) -> None:
+        """Write a row's line, and the images that it refers to.
+
+        Args:
+            record: The line.
+            group: Has the images; None: there are none.
 
         Raises:
             OutputError: There is no space, say; the file ends with the line before.
         """
+        if group is not None:
+            with _writing(self.path):
+                self._media.write_group(group)
         self._append(record)
         key = (TaskKey(record.benchmark, record.task_digest), record.rollout_index)
         if record.trajectory is not None:

@@ -198,7 +198,7 @@ class _Runner:
                 index=0, task_index=task.number, rows=(prepared,), samples=(failure,)
             )
         record = _record_of(group, pending)
-        self._journal.add(record)
+        self._journal.add(record, group)
         if self._observer is not None:
             self._observer.row(record)
         self._watch_outages(outage, record)

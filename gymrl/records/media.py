@@ -7,6 +7,7 @@ its images are missing then.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from gymrl.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,33 @@ class MediaFolder:
                 part.write_bytes(data)
                 part.replace(target)
             self._written.add(digest)
+
+    def write_group(self, group: RolloutGroup, *, with_task: bool = True) -> None:
+        """Write the images of a group's rows and trajectories.
+
+        Args:
+            group: As the engine gave it.
+            with_task: Those of the rows' requests too.
+
+        Raises:
+            OSError: As :meth:`write`.
+        """
+        for row in group.rows if with_task else ():
+            self.write(row.media)
+        for trajectory in group.trajectories:
+            self.write(trajectory.media)
+
+    def remove(self) -> None:
+        """Remove the images, and the folder where nothing else is in it."""
+        self._written.clear()
+        self._kept.clear()
+        if not self.path.is_dir():
+            return
+        for file in self.path.iterdir():
+            if _DIGEST.fullmatch(file.name):
+                file.unlink()
+        with contextlib.suppress(OSError):  # somebody keeps files of their own there
+            self.path.rmdir()
 
     def read(self, digests: Iterable[str]) -> dict[str, bytes]:
         """The bytes of those that are there; of missing ones the log is told once."""

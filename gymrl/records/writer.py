@@ -207,11 +207,7 @@ class RecordWriter:
             BadLogprobsError, RewardContractError: As :func:`records_of`; nothing was written.
         """
         records = records_of(group, logprobs_mode=self._logprobs_mode, with_task=self._with_task)
-        for row, outcome in zip(group.rows, group.samples, strict=True):
-            if self._with_task:
-                self._media.write(row.media)
-            if isinstance(outcome, Trajectory):
-                self._media.write(outcome.media)
+        self._media.write_group(group, with_task=self._with_task)
         for record in records:
             self._write(record)
 

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from gymrl.errors import ConfigError, OutputError, RowValueError
 from gymrl.evaluation import EvaluationSettings, SamplingSettings, read_evaluation
 from gymrl.evaluation.journal import Journal
+from gymrl.types import Failure, FailureKind, RolloutGroup, Row
 
 
 def keys_of(pending):
@@ -190,6 +192,31 @@ def test_a_directory_without_a_single_row_takes_another_plan(tmp_path, make_plan
     run_all(tmp_path, other, make_record)
     assert [line["record"] for line in lines_of(tmp_path)] == ["run"] + ["row"] * 6
     assert lines_of(tmp_path)[0]["config_digest"] == other.config_digest
+
+
+def test_the_images_of_a_row_lie_beside_the_file_and_go_when_it_begins_anew(
+    tmp_path, make_plan, make_record
+):
+    image = b"\x89PNG"
+    digest = hashlib.sha256(image).hexdigest()
+    row = Row(
+        index=0,
+        task_index=0,
+        rollout_index=0,
+        route="math",
+        rollout_id="r",
+        body=b"{}",
+        media={digest: image},
+    )
+    failure = Failure(kind=FailureKind.DATA, error="E", message="")
+    group = RolloutGroup(index=0, task_index=0, rows=(row,), samples=(failure,))
+    with Journal(tmp_path, make_plan()) as journal:
+        (pending, *_) = journal.pending()
+        journal.add(make_record(pending.task, pending.repeat), group)
+    folder = tmp_path / f"{journal.path.name}.media"
+    assert (folder / digest).read_bytes() == image
+    with Journal(tmp_path, make_plan(), overwrite=True):
+        assert not folder.exists()
 
 
 def test_overwriting_is_explicit_and_begins_anew(tmp_path, make_plan, make_record):

@@ -111,3 +111,16 @@ def test_a_run_of_text_makes_no_folder(tmp_path):
     with RecordWriter(path, RunRecord()):
         pass
     assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+def test_removing_the_images_leaves_what_somebody_else_put_there(tmp_path):
+    write(tmp_path / "run.jsonl")
+    folder = MediaFolder(tmp_path / "run.jsonl")
+    (folder.path / "notes.txt").write_text("mine")
+    folder.remove()
+    assert [file.name for file in folder.path.iterdir()] == ["notes.txt"]
+    (folder.path / "notes.txt").unlink()
+    folder.write({ref(CAT).digest: CAT})
+    folder.remove()
+    assert not folder.path.exists()
+    folder.remove()
