@@ -272,9 +272,13 @@ class RegistryServer:
         self._instances = instances
         self._ready = True
 
-    def application(self) -> web.Application:
-        """The aiohttp application."""
-        app = web.Application()
+    def application(self, max_body_bytes: int = 1 << 20) -> web.Application:
+        """The aiohttp application.
+
+        Args:
+            max_body_bytes: Larger bodies get HTTP 413; the registry's own routes take none.
+        """
+        app = web.Application(client_max_size=max_body_bytes)
         for path in ("/", "/livez"):
             app.router.add_get(path, self._alive)
         for path in ("/readyz", "/healthz", "/health"):

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 
 from benchmarks.actors import arrays, calls, streams
 from benchmarks.comparison import Clock, Comparison, Report
+from benchmarks.media import images, routes
 from benchmarks.rollout import admission, driver, lag, scaling, start
 from benchmarks.viewer import opening
 
@@ -72,3 +73,11 @@ async def test_start(tokenizer):
 
 def test_opening_a_file_of_rollouts():
     check(opening.measure(opening.TINY))
+
+
+async def test_images():
+    check(await images.measure(images.TINY))
+
+
+async def test_routes():
+    check(await routes.measure(routes.TINY))
