@@ -211,7 +211,7 @@ def test_the_images_of_a_row_lie_beside_the_file_and_go_when_it_begins_anew(
     failure = Failure(kind=FailureKind.DATA, error="E", message="")
     group = RolloutGroup(index=0, task_index=0, rows=(row,), samples=(failure,))
     with Journal(tmp_path, make_plan()) as journal:
-        (pending, *_) = journal.pending()
+        (pending, *_) = journal.pending(3)
         journal.add(make_record(pending.task, pending.repeat), group)
     folder = tmp_path / f"{journal.path.name}.media"
     assert (folder / digest).read_bytes() == image
