@@ -22,14 +22,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.publication import split_address
 from gymrl.gym.registry import AGENTS, RegistryServer
+from gymrl.routed_experts import encode_routes, padded_routes
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from gymrl.types import RoutesArray
 
 
 class Fault(enum.Enum):
@@ -157,7 +161,7 @@ class FakeGymServer:
         self._idle.set()
         self._arrived = asyncio.Condition()
         self._registry = RegistryServer()
-        app = self._registry.application()
+        app = self._registry.application(max_body_bytes=1 << 28)
         app.router.add_post("/run", self._run)
         self._listener = Listener(app, PortRange())
         self.requests: Counter[int] = Counter()
@@ -308,6 +312,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
         incomplete_reason: Cut short for this reason.
         status: Not 200: answer with this status and `text` as the body.
         delay_s: Wait so long first.
+        has_routes: Return ``routed_experts`` beside the tokens: :func:`scripted_routes` of them,
+            less the last one's.
     """
 
     text: str | None = None
@@ -316,6 +322,17 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     incomplete_reason: str | None = None
     status: int = 200
     delay_s: float = 0.0
+    has_routes: bool = False
+
+
+def scripted_routes(token_ids: Sequence[int]) -> RoutesArray:
+    """``[T, 2, 2]``: the experts that a scripted policy says each token went through.
+
+    They depend on the token alone, so that a row that is laid along another token shows.
+    """
+    first = np.asarray(token_ids, dtype=np.int16).reshape(-1, 1, 1)
+    places = np.arange(4, dtype=np.int16).reshape(1, 2, 2)
+    return ((first + places) % 128).astype(np.int8)
 
 
 class ScriptedModelServer:
@@ -429,6 +446,11 @@ def _model_response(call: ModelCall, body: dict[str, Any], number: int) -> dict[
             "generation_token_ids": sampled,
             "generation_log_probs": [-0.30000000000000004] * len(sampled),
         }
+        if call.has_routes:
+            routes = padded_routes(
+                scripted_routes([*prompt, *sampled][:-1]), len(prompt), len(sampled)
+            )
+            items[-1]["routed_experts"] = encode_routes(routes)
     reason = call.incomplete_reason
     return {
         "id": f"resp_{number}",

@@ -2,7 +2,8 @@
 
 It ends when a model call makes no tool call, is cut short (``incomplete_details``), or is the last
 that ``max_steps`` allows. Output items go on unchanged, byte for byte, token fields included: the
-next call's server takes the sampled tokens from them.
+next call's server takes the sampled tokens from them. Only routes (``routed_experts``) stay behind:
+each item has those of all tokens before it, and no server reads them. The final response has them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ECHO_CHARS = 800
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _ABSENT = msgspec.Raw(b"")
+_ROUTES = b'"routed_experts"'
 
 
 class _Item(msgspec.Struct):
@@ -38,22 +40,26 @@ class SimpleAgent(AgentServer):
         """Run the loop. Raises what the episode's calls raise."""
         given = _input_items(params)
         outputs: list[msgspec.Raw] = []
+        history: list[msgspec.Raw] = []
         usage: dict[str, Any] = {}
         step = 0
         while True:
             step += 1
-            request = {**params, "input": [*given, *outputs]}
+            request = {**params, "input": [*given, *history]}
             if is_null(params.get("model", _ABSENT)):
                 request["model"] = msgspec.Raw(msgspec.json.encode(self.peers.model_name))
             answer = self._decoded(await episode.ask_model(msgspec.json.encode(request)))
             items: list[msgspec.Raw] = msgspec.json.decode(answer["output"], type=list[msgspec.Raw])
             outputs += items
+            history += [_without_routes(item) for item in items]
             usage = summed(usage, plain(answer.get("usage", _ABSENT)))
             calls = [c for c in (_tool_call(item) for item in items) if c is not None]
             if not calls or not is_null(answer.get("incomplete_details", _ABSENT)):
                 break
             for call in calls:
-                outputs.append(await self._call(call, episode))
+                answered = await self._call(call, episode)
+                outputs.append(answered)
+                history.append(answered)
             if self.settings.max_steps is not None and step >= self.settings.max_steps:
                 break
         final: dict[str, Any] = {**answer, "output": outputs, "usage": usage or None}
@@ -84,6 +90,14 @@ class SimpleAgent(AgentServer):
             "output": output,
         }
         return msgspec.Raw(msgspec.json.encode(item))
+
+
+def _without_routes(item: msgspec.Raw) -> msgspec.Raw:
+    if _ROUTES not in bytes(item):
+        return item
+    fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw])
+    fields.pop("routed_experts", None)
+    return msgspec.Raw(msgspec.json.encode(fields))
 
 
 def _input_items(params: dict[str, msgspec.Raw]) -> list[msgspec.Raw]:
