@@ -17,6 +17,25 @@ TALL = (56, 112, 22)
 """What a part of a tool's answer shows."""
 
 
+ROUTE = "looking_agent"
+SERVERS = {
+    "looking": {
+        "resources_servers": {
+            "looking": {"entrypoint": "tests.integration.vllm.looking:LookingEnvironment"}
+        }
+    },
+    ROUTE: {
+        "responses_api_agents": {
+            "looking": {
+                "entrypoint": "tests.integration.vllm.looking:LookingAgent",
+                "resources_server": {"type": "resources_servers", "name": "looking"},
+                "model_server": {"type": "responses_api_models", "name": "policy_model"},
+            }
+        }
+    },
+}
+
+
 class LookingAgent(AgentServer):
     """Three turns: the row's question, a picture, and a picture beside words."""
 

@@ -27,6 +27,7 @@ from gymrl.rollout.engine import RolloutEngine
 from gymrl.tensors import to_batch
 from gymrl.testing import build_image_uri, build_tiny_vision_model
 from tests.integration.vllm.engines import engine_config
+from tests.integration.vllm.looking import ROUTE, SERVERS
 from tests.integration.vllm.vision import SMALL, TALL, VisionReference
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -314,25 +315,6 @@ async def test_new_weights_see_an_image_anew(served, reference, tmp_path):
         await served.generator.update_weights(DirectoryWeights(path=str(served.directory)), "0")
         reference.load(served.directory)
     check(reference.errors(await served.respond(question), [SMALL]))
-
-
-ROUTE = "looking_agent"
-SERVERS = {
-    "looking": {
-        "resources_servers": {
-            "looking": {"entrypoint": "tests.integration.vllm.looking:LookingEnvironment"}
-        }
-    },
-    ROUTE: {
-        "responses_api_agents": {
-            "looking": {
-                "entrypoint": "tests.integration.vllm.looking:LookingAgent",
-                "resources_server": {"type": "resources_servers", "name": "looking"},
-                "model_server": {"type": "responses_api_models", "name": "policy_model"},
-            }
-        }
-    },
-}
 
 
 async def test_a_batch_of_rollouts_has_the_tokens_and_pixels_that_were_sampled_from(
