@@ -18,6 +18,7 @@
     ├── RolloutFailure (RuntimeError)        one attempt at a row ended; `kind` says whose fault
     │   ├── RolloutInfraFailure              infra: the prompt is fine, the fleet is not
     │   │   ├── GymTransportError            connection trouble, HTTP 5xx, 408, 429
+    │   │   ├── MediaFetchError              an image could not be downloaded now
     │   │   ├── LedgerLostError              the server forgot what it served: evicted, or restarted
     │   │   └── RolloutTimeout (TimeoutError)
     │   └── RolloutDataFailure               data: deterministic for this row
