@@ -190,19 +190,22 @@ class Journal:
         return sum(repeat < self._known[key].repeats for key, repeat in self._finished)
 
     def pending(self, max_tries: int) -> Iterator[PendingRow]:
-        """Rows that have no result and may be tried, in the order of the plan.
+        """Rows that have no result and may be tried: every task once, then every task again.
 
-        What :meth:`add` adds meanwhile is not looked at.
+        A run that is ended early has then looked at as many tasks as it could. What :meth:`add`
+        adds meanwhile is not looked at.
 
         Args:
             max_tries: Rows that have failed as often are left as they are.
         """
         finished = frozenset(self._finished)
         tries = dict(self._tries)
-        for task in self._known.values():
-            for repeat in range(task.repeats):
+        rounds = max((task.repeats for task in self._known.values()), default=0)
+        for repeat in range(rounds):
+            for task in self._known.values():
                 key = (task.key, repeat)
-                if key not in finished and tries.get(key, 0) < max_tries:
+                is_due = repeat < task.repeats and key not in finished
+                if is_due and tries.get(key, 0) < max_tries:
                     yield PendingRow(task, repeat, tries.get(key, 0))
 
     def add(self, record: RowRecord, group: RolloutGroup | None = None) -> None:
