@@ -186,7 +186,10 @@ def word_model():
             share = rollouts.collect(rollouts.take(4), num_generations=2)
             whole = whole_parameters(model, keep=True)
             gap = max(_gap(directory, whole, t) for g in share.groups for t in g.trajectories)
-            say(rank=rollouts.rank, killed=kill, gap=gap, version=rollouts.version)
+            engine = rollouts._here.engine
+            names = [] if engine is None else [i.name for i in engine.fleet.instances]
+            facts = {"gap": gap, "version": rollouts.version, "workers": names}
+            say(rank=rollouts.rank, killed=kill, **facts)
 
 
 def ages():
@@ -235,7 +238,7 @@ def _gap_by_version(directory, known, trajectory):
 def _kill_generators(rollouts):
     engine = rollouts._here.engine
     for instance in engine.fleet.instances:
-        if instance.name.startswith("generator"):
+        if instance.name.startswith("generator 0/"):  # of this node
             os.kill(instance.pid, signal.SIGKILL)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.nodes.hosts import hosts, why_not
+from gymrl.recipes.say_word import build_word_model
 
 REASON = why_not()
 # Where the gates run, a machine that can't make hosts fails; elsewhere these tests are left out.
@@ -27,7 +28,7 @@ class Running:
         self._directory = directory
         self._stack = stack
 
-    def start(self, name, variables=None, of_host=None):
+    def start(self, name, *arguments, variables=None, of_host=None):
         self.launched = []
         for host in self.hosts:
             streams = [
@@ -35,7 +36,7 @@ class Running:
                 for kind in ("out", "log")
             ]
             own = {**(variables or {}), **(of_host or {}).get(host.number, {})}
-            script = [JOB, name]
+            script = [JOB, name, *map(str, arguments)]
             self.launched.append(host.launch(len(self.hosts), script, *streams, own))
 
     def said(self, number):
@@ -60,12 +61,12 @@ class Running:
 def job(tmp_path):
     with contextlib.ExitStack() as stack:
 
-        def start(count, name, slow=None, **keywords):
+        def start(count, name, *arguments, slow=None, **keywords):
             made = stack.enter_context(hosts(count))
             for number, rate in (slow or {}).items():
                 made[number].slow_down(rate)
             running = Running(made, tmp_path, stack)
-            running.start(name, **keywords)
+            running.start(name, *arguments, **keywords)
             stack.callback(lambda: [(p.kill(), p.wait()) for p in running.launched])
             return running
 
@@ -81,6 +82,18 @@ def test_every_host_runs_its_own_workers(job, count):
     assert len({pid for facts in steps for pid in facts["pids"]}) == count
     first = [running.said(n)[0]["groups"] for n in range(count)]
     assert sorted(index for share in first for index in share) == [0, 1, 2, 3, 4]
+
+
+def test_new_weights_reach_the_generators_of_every_host(job, tmp_path):
+    running = job(2, "word_model", build_word_model(tmp_path / "model", layers=1))
+    for process in running.launched:
+        assert process.wait(timeout=150) == 0, [running.log(n) for n in range(2)]
+    steps = [facts for n in range(2) for facts in running.said(n)]
+    workers = steps[0]["workers"]
+    assert [name for name in workers if "generator" in name] == ["generator 0/0", "generator 1/0"]
+    # Each host's groups were sampled by its own generator, from the sharded model's new weights.
+    assert max(facts["gap"] for facts in steps) < 1e-3
+    assert {facts["version"] for facts in steps if facts["killed"]} == {2}
 
 
 def test_a_host_behind_a_slow_link_gets_and_gives_its_groups(job):
