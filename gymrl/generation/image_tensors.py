@@ -53,6 +53,11 @@ class ImageTensors:
         # One at a time: a processor is no thing for two threads.
         self._lock = threading.Lock()
 
+    @property
+    def num_kept(self) -> int:
+        """Images whose inputs are kept."""
+        return len(self._parts)
+
     def of(self, images: Sequence[EncodedImage]) -> dict[str, torch.Tensor]:
         """The inputs of one prompt's images, in their order; on the model's device.
 

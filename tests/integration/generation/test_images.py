@@ -1,24 +1,33 @@
 """Images for the embedded generator: alone, among requests of text, and under new weights."""
 
+import re
+import shutil
+import socket
+
+import aiohttp
 import pytest
 import torch
 
 from gymrl.concurrency import gather_bounded
-from gymrl.config import GenerationConfig, SamplingParams
+from gymrl.config import GenerationConfig, MediaConfig, SamplingParams
 from gymrl.errors import GenerationError, GenerationRequestError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.decoding import DecodeBatch, Request
 from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
-from gymrl.generation.image_inputs import load_image_reader
+from gymrl.generation.image_inputs import ImageReader, load_image_reader
+from gymrl.generation.image_tensors import ImageTensors
 from gymrl.generation.images import ImageGenerator
 from gymrl.generation.parsing import ParsedText
 from gymrl.generation.policy import Completion, Policy
 from gymrl.generation.requests import ResponsesRequest, convert
 from gymrl.generation.responses_api import conversation_of
+from gymrl.generation.server import GenerationServer
 from gymrl.generation.transformers import TransformersGenerator
 from gymrl.generation.weight_exchange import copy_weights, read_weights
 from gymrl.generation.weights import DirectoryWeights
-from gymrl.testing import build_image_uri, build_tiny_vision_model
+from gymrl.media import inspect_image
+from gymrl.media.processing import ImageProcessor
+from gymrl.testing import build_image, build_image_uri, build_tiny_vision_model
 from tests.integration.vllm.vision import SMALL, TALL, VisionReference
 
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True, seed=6)
@@ -190,3 +199,68 @@ async def test_a_generator_of_text_says_that_it_shows_none(policy, tiny_director
             await generator.generate_with_images(prompt_ids, shown, SAMPLING)
     finally:
         await generator.close()
+
+
+@pytest.fixture
+async def post(policy):
+    """Asks a server over the policy; its status and error."""
+    server = GenerationServer(policy)
+    base_url = await server.start()
+    async with aiohttp.ClientSession() as session:
+
+        async def post(*items) -> tuple[int, dict]:
+            body = {"input": list(items), "max_output_tokens": 2}
+            async with session.post(f"{base_url}/responses", json=body) as answer:
+                return answer.status, (await answer.json()).get("error")
+
+        yield post
+    await server.close()
+
+
+async def test_a_model_of_text_answers_400_and_goes_on_with_text(policy, post, tiny_directory):
+    config = GenerationConfig(model=str(tiny_directory))
+    policy.images = load_image_reader(config, policy.chat)
+    status, error = await post(question(SMALL))
+    assert status == 400
+    assert error["message"].endswith("reads text only; serve a vision-language model")
+    assert error["param"] == "input[0].content[1]"
+    assert (await post(question()))[0] == 200
+
+
+async def test_a_processor_that_cannot_be_loaded_is_the_reason_that_requests_get(
+    policy, post, directory, tmp_path
+):
+    broken = shutil.copytree(directory, tmp_path / "broken")
+    (broken / "processor_config.json").unlink()
+    policy.images = load_image_reader(GenerationConfig(model=str(broken)), policy.chat)
+    status, error = await post(question(SMALL))
+    assert status == 400
+    assert re.search("processor of model=.* can't be loaded|no image processor", error["message"])
+    assert (await post(question()))[0] == 200
+
+
+async def test_a_host_that_cannot_be_reached_is_no_fault_of_the_request(policy, post):
+    media = MediaConfig(
+        schemes=("http",), allowed_hosts=("127.0.0.1",), private_hosts=("127.0.0.1",)
+    )
+    policy.images = ImageReader(policy.images.format, media)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    part = {"type": "input_image", "image_url": f"http://127.0.0.1:{port}/a.png"}
+    status, error = await post({"role": "user", "content": [part]})
+    assert (status, error["type"]) == (503, "MediaFetchError")
+    assert error["message"].startswith("input[0].content[0]: image 'http://127.0.0.1")
+
+
+async def test_inputs_of_images_are_kept_within_bytes(policy, directory):
+    model = policy.generator.model
+    images = [inspect_image(build_image(28, 28, seed), MediaConfig()) for seed in range(3)]
+    tensors = ImageTensors(ImageProcessor.load(str(directory)), model)
+    packed = tensors.of(images)
+    assert packed["image_grid_thw"].tolist() == [[1, 2, 2]] * 3
+    one = sum(tensor.nbytes for tensor in tensors.of(images[:1]).values())
+
+    bounded = ImageTensors(ImageProcessor.load(str(directory)), model, max_bytes=2 * one)
+    again = bounded.of(images)
+    assert torch.equal(again["pixel_values"], packed["pixel_values"])
+    assert bounded.num_kept == 2
