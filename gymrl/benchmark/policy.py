@@ -7,6 +7,7 @@ agent, no configuration that the registry gives out, and no log.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,11 @@ class PolicyServer:
         self._pool = pool
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         for prefix in ("", ROLLOUT_PREFIX):
-            app.router.add_post(f"{prefix}/v1/responses", self._responses)
+            app.router.add_post(f"{prefix}/v1/responses", partial(self._call, "responses"))
+            # Agents of Gym's that are programs of others speak this one.
+            app.router.add_post(
+                f"{prefix}/v1/chat/completions", partial(self._call, "chat/completions")
+            )
         app.router.add_get("/v1/models", self._models)
         self._listener = Listener(app, ports)
 
@@ -55,8 +60,8 @@ class PolicyServer:
         """Cancel what is being served and stop listening. Safe to call twice."""
         await self._listener.stop()
 
-    async def _responses(self, request: web.Request) -> web.Response:
-        url = f"{next(self._endpoints)}/responses"
+    async def _call(self, method: str, request: web.Request) -> web.Response:
+        url = f"{next(self._endpoints)}/{method}"
         return await _passed_on(self._pool.post(url, await request.read()))
 
     async def _models(self, _: web.Request) -> web.Response:

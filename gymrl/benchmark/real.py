@@ -66,21 +66,29 @@ def _is_real(instance: InstanceConfig) -> bool:
     return entrypoint.endswith(".py") and instance.block.get("port") is None
 
 
-def refuse_real(real: Mapping[str, str], what: str = "cannot be started") -> RealServersError:
-    """The error that says which of Gym's servers are needed, and what to do.
-
-    Args:
-        real: As of :func:`real_instances`.
-        what: Why that is an error here.
-    """
-    named = ", ".join(f"{name} ({entrypoint})" for name, entrypoint in real.items())
+def refuse_without_gym(real: Mapping[str, str]) -> RealServersError:
+    """Gym's servers are needed (as of :func:`real_instances`), and there is no NeMo Gym."""
     return RealServersError(
-        f"these instances are NeMo Gym's own servers, which {what}: {named}. Name the "
-        f"interpreter that has NeMo Gym (gym_python, or {GYM_PYTHON_VARIABLE}; scripts/nemo-gym-peer "
-        "makes one); or start the benchmark with `gym env start` and give its registry server to "
-        "TaskRunner; or name host and port of each such server that runs",
+        f"{_named(real)}, which need an interpreter that has NeMo Gym, and none was found: name it "
+        f"(gym_python, or {GYM_PYTHON_VARIABLE}; scripts/nemo-gym-peer makes one); or start the "
+        "benchmark with `gym env start` and give its registry server to TaskRunner; or name host "
+        "and port of each such server that runs",
         setting=next(iter(real)),
     )
+
+
+def refuse_real(real: Mapping[str, str]) -> RealServersError:
+    """Gym's servers are needed (as of :func:`real_instances`) where only ours are started."""
+    return RealServersError(
+        f"{_named(real)}, which are not started here: serve the benchmark with `gymrl serve "
+        "--benchmark`, serve_benchmark or `gym env start`, and give its registry",
+        setting=next(iter(real)),
+    )
+
+
+def _named(real: Mapping[str, str]) -> str:
+    named = ", ".join(f"{name} ({entrypoint})" for name, entrypoint in real.items())
+    return f"these instances are NeMo Gym's own servers: {named}"
 
 
 def gym_servers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import AsyncExitStack
+from functools import partial
 from http import HTTPStatus
 
 import anyio
@@ -75,7 +76,6 @@ class BenchmarkServers(Actor):
         headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
         policy_pool = await self._stack.enter_async_context(HttpPool(headers=headers))
         pool = await self._stack.enter_async_context(HttpPool())
-        await self._wait_for_endpoints(policy_pool)
         policy_urls = []
         if not config.has_model_server:
             policy = PolicyServer(config.base_urls, policy_pool, PortRange(config.gym.host))
@@ -83,6 +83,18 @@ class BenchmarkServers(Actor):
             await policy.start()
             policy_urls = [policy.base_url]
         servers = ServerSet(config.gym, config.registry_port)
+        # Both take their time, and what is wrong with one is told at once.
+        waits = [
+            partial(self._wait_for_endpoints, policy_pool),
+            partial(self._start_servers, servers, pool, policy_urls),
+        ]
+        await gather_bounded(lambda wait: wait(), waits)
+        return BaseServerConfig(*split_address(servers.registry_url))
+
+    async def _start_servers(
+        self, servers: ServerSet, pool: HttpPool, policy_urls: list[str]
+    ) -> None:
+        config = self._config
         try:
             await servers.start(pool, policy_urls, config.gym.model_name)
         except ServerStartError as error:
@@ -96,7 +108,6 @@ class BenchmarkServers(Actor):
                 f"a server was not ready: {error.message}", setting=error.instance
             ) from error
         self._stack.push_async_callback(servers.stop)
-        return BaseServerConfig(*split_address(servers.registry_url))
 
     async def _wait_for_endpoints(self, pool: HttpPool) -> None:
         seconds = self._config.readiness_timeout_s

@@ -20,6 +20,7 @@ from gymrl.benchmark.real import (
     gym_servers,
     real_instances,
     refuse_real,
+    refuse_without_gym,
 )
 from gymrl.benchmark.roots import find_benchmark, search_roots
 from gymrl.benchmark.servers import BenchmarkServers, ServingConfig
@@ -181,7 +182,7 @@ class ServedBenchmark:
 
 def _no_gym(real: Mapping[str, str], model_type: str) -> ConfigError:
     if real:
-        return refuse_real(real, "need an interpreter that has NeMo Gym, and none was found")
+        return refuse_without_gym(real)
     return ConfigError(
         f"model_type={model_type!r} is a model server of NeMo Gym's, and no interpreter that has "
         f"NeMo Gym was found: name one (gym_python, or {GYM_PYTHON_VARIABLE}). Without it the policy "

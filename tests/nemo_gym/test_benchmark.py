@@ -74,7 +74,7 @@ async def served(root, gym_python, forecaster, tmp_path_factory):
 
         await enter("weather", first)
         await enter("weather/episodes", second)
-        yield addresses, logs, scripted.base_url
+        yield addresses, logs
 
 
 async def test_a_benchmark_is_planned_with_data_that_gym_prepared(planned):
@@ -104,7 +104,7 @@ async def test_a_benchmark_that_gym_ships_is_found_and_prepared_there(gym_python
 
 
 async def test_a_real_agent_and_environment_reward_a_task(served, planned):
-    addresses, _, _ = served
+    addresses, _ = served
     runner = gymrl.TaskRunner(planned.rows, addresses["weather"])
     result = await runner.run_task("w1", num_repeats=3)
     assert result.rewards == [1.0, 1.0, 1.0]
@@ -114,7 +114,7 @@ async def test_a_real_agent_and_environment_reward_a_task(served, planned):
 
 
 async def test_an_environment_server_of_gyms_runs_an_episode_with_a_real_model(served, episodes):
-    addresses, _, _ = served
+    addresses, _ = served
     runner = gymrl.TaskRunner(episodes.rows, addresses["weather/episodes"])
     result = await runner.run_task("w0", num_repeats=2, rollout_id="eval-7")
     assert result.rewards == [0.0, 0.0]  # noise calls no tool
@@ -124,7 +124,7 @@ async def test_an_environment_server_of_gyms_runs_an_episode_with_a_real_model(s
 
 
 async def test_servers_have_logs_and_the_registry_gives_no_key_away(served):
-    addresses, logs, _ = served
+    addresses, logs = served
     names = sorted(file.name for file in (logs / "logs").iterdir())
     assert names == [f"{NAME}.log", "weather_agent.log"]
     assert "Uvicorn running on" in (logs / "logs" / "weather_agent.log").read_text()
@@ -146,7 +146,7 @@ async def test_nobody_has_started_ray_or_loaded_it(served, peers_processes):
 
 
 async def test_a_server_that_dies_is_named_to_who_waits_for_it(served, planned, peers_processes):
-    addresses, _, _ = served
+    addresses, _ = served
     runner = gymrl.TaskRunner(planned.rows, addresses["weather"])
     [environment] = [
         process
@@ -202,13 +202,12 @@ async def test_the_guides_script_rewards_a_task_and_leaves_nothing_when_it_is_ki
             assert set(servers) <= set(gone)
 
 
-async def test_a_server_that_needs_ray_is_refused_by_name_before_anything_starts(
-    served, root, gym_python, peers_processes
+async def test_a_server_that_needs_ray_is_refused_by_name_before_anything_is_waited_for(
+    root, gym_python, peers_processes
 ):
     before = len(peers_processes())
-    _, _, base_url = served
     code_gen = ["resources_servers/code_gen/configs/code_gen.yaml"]
-    overrides = policy(base_url, config_paths=code_gen)
+    overrides = policy("http://127.0.0.1:9/v1", config_paths=code_gen)
     refused = gymrl.serve_benchmark(
         "weather", overrides=overrides, roots=[root], gym_python=gym_python
     )

@@ -6,11 +6,13 @@ import urllib.request
 import anyio
 import psutil
 import pytest
+import yaml
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 import gymrl
 from gymrl.errors import ConfigError, GymRequestError
+from gymrl.gym.client import HttpPool
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
 
@@ -115,6 +117,19 @@ async def test_the_key_reaches_the_endpoint_and_nobody_else():
     assert set(endpoint.keys) == {"Bearer sk-very-secret"}
     assert "chain_sum_simple_agent" in json.loads(published)
     assert "very-secret" not in published
+
+
+async def test_an_agent_that_speaks_chat_completions_reaches_the_endpoint_too():
+    async with Endpoint(200, '{"choices": []}') as endpoint:
+        overrides = policy(endpoint, policy_api_key="sk-very-secret")
+        served = gymrl.serve_benchmark("tool_arithmetic", overrides=overrides)
+        async with served as registry_server, HttpPool() as pool:
+            answer = await pool.get(f"{registry_server.url}/global_config_dict_yaml")
+            [base_url] = yaml.safe_load(json.loads(answer.body))["policy_base_url"]
+            assert base_url != endpoint.base_url
+            answer = await pool.post(f"{base_url}/chat/completions", b'{"messages": []}', {})
+    assert (answer.status, answer.body) == (200, b'{"choices": []}')
+    assert set(endpoint.keys) == {"Bearer sk-very-secret"}
 
 
 async def test_the_registry_listens_where_it_was_told():

@@ -72,7 +72,7 @@ def test_nemo_gyms_own_servers_are_refused_by_name():
     judge = {"responses_api_models": {"openai_model": {"entrypoint": "app.py"}}}
 
     with pytest.raises(
-        RealServersError, match=r"cannot be started: agent \(app\.py\), judge \(app\.py\)"
+        RealServersError, match=r"own servers: agent \(app\.py\), judge \(app\.py\), which are"
     ):
         serving_config(config(agent=agent, judge=judge), None)
 
