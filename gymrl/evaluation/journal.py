@@ -18,18 +18,17 @@ import msgspec
 
 from gymrl.errors import ConfigError, OutputError
 from gymrl.evaluation.differences import is_extension, plan_differences
-from gymrl.evaluation.lines import read_lines
+from gymrl.evaluation.lines import read_lines, run_record
 from gymrl.evaluation.plan import EvaluationPlan, PlannedTask, TaskKey
 from gymrl.records.media import MediaFolder
 from gymrl.records.reader import cut_torn_line
-from gymrl.records.schema import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
-    from gymrl.records.schema import RowRecord
+    from gymrl.records.schema import RowRecord, RunRecord
     from gymrl.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -120,15 +119,7 @@ class Journal:
                 self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
             )
         if not os.fstat(self._file).st_size:
-            policy = self.plan.settings.policy
-            labels = ", ".join(benchmark.label for benchmark in self.plan.benchmarks)
-            model = policy.model or policy.name or ""
-            self._append(
-                RunRecord(
-                    config_digest=self.plan.config_digest,
-                    notes={"benchmark": labels, "model": model},
-                )
-            )
+            self._append(run_record(self.plan))
 
     def _check_same(self, *, extend: bool) -> None:
         held = read_plan(self.directory)
@@ -172,7 +163,7 @@ class Journal:
             return bool(file.readline())
 
     def _read(self) -> None:
-        lines = read_lines(self.path, self.plan.config_digest)
+        lines = read_lines(self.path, self.plan)
         seen: set[str] = set()
         for line in lines:
             key = (TaskKey(line.benchmark, line.task_digest), line.rollout_index)

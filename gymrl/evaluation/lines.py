@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gymrl.errors import ConfigError, RowValueError
+from gymrl.evaluation.plan import config_digest
 from gymrl.gym.schema import LENGTH_REASONS
 from gymrl.records.schema import SCHEMA, RunRecord
 from gymrl.types import FailureKind, Reward
@@ -19,6 +20,8 @@ from gymrl.types import FailureKind, Reward
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from gymrl.evaluation.plan import EvaluationPlan
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +88,29 @@ class RowLine(msgspec.Struct, frozen=True, gc=False, tag="row", tag_field="recor
 
 
 _decoder = msgspec.json.Decoder(RunRecord | RowLine)
+_LABELS = "benchmarks"
 
 
-def read_lines(path: Path, config_digest: str) -> Iterator[RowLine]:
+def run_record(plan: EvaluationPlan) -> RunRecord:
+    """The first line of a file of a plan."""
+    policy = plan.settings.policy
+    labels = [benchmark.label for benchmark in plan.benchmarks]
+    notes = {
+        "benchmark": ", ".join(labels),
+        _LABELS: msgspec.json.encode(labels).decode(),
+        "model": policy.model or policy.name or "",
+    }
+    return RunRecord(config_digest=plan.config_digest, notes=notes)
+
+
+def read_lines(path: Path, plan: EvaluationPlan) -> Iterator[RowLine]:
     """The rows of an evaluation's file, in the order they were written.
 
     A last line without its end is left out with a warning: it is being written, or a kill tore it.
+
+    Args:
+        path: The file.
+        plan: What it is of; it may have grown since the file was begun.
 
     Raises:
         ConfigError: The file is missing, or of another configuration or a newer format.
@@ -109,7 +129,7 @@ def read_lines(path: Path, config_digest: str) -> Iterator[RowLine]:
                     return
                 record = _decoded(line, f"{path}:{number}")
                 if isinstance(record, RunRecord):
-                    _check_run(path, record, config_digest)
+                    _check_run(path, record, plan)
                 elif number == 1:
                     raise ConfigError(f"{path}: the first line is no run record", setting=str(path))
                 else:
@@ -136,15 +156,19 @@ def _decoded(line: bytes, where: str) -> RunRecord | RowLine:
         ) from error
 
 
-def _check_run(path: Path, run: RunRecord, config_digest: str) -> None:
+def _check_run(path: Path, run: RunRecord, plan: EvaluationPlan) -> None:
     if run.schema > SCHEMA:
         raise ConfigError(
             f"{path} has schema {run.schema}; this gymrl reads up to {SCHEMA}: upgrade it",
             setting=str(path),
         )
-    if run.config_digest != config_digest:
+    # Benchmarks that the plan has gained since are not in the file's digest.
+    labels = msgspec.json.decode(run.notes.get(_LABELS, "[]"), type=list[str])
+    known = tuple(b for b in plan.benchmarks if not labels or b.label in labels)
+    expected = config_digest(plan.settings, known)
+    if run.config_digest != expected:
         raise ConfigError(
             f"{path} was written with another configuration ({run.config_digest or 'none'}) than "
-            f"its plan has ({config_digest})",
+            f"its plan has ({expected})",
             setting=str(path),
         )

@@ -148,7 +148,7 @@ def read_evaluation(directory: str | Path) -> Evaluation:
     if not path.exists():
         return evaluation
     seen: set[str] = set()
-    for line in read_lines(path, plan.config_digest):
+    for line in read_lines(path, plan):
         outcome = tasks.get(TaskKey(line.benchmark, line.task_digest))
         if outcome is None or not 0 <= line.rollout_index < outcome.repeats:
             evaluation.foreign += 1

@@ -180,6 +180,16 @@ def test_a_plan_may_grow_when_it_is_asked_to(tmp_path, make_plan, make_record):
         assert keys_of(journal.pending(3)) == [("t3", 0), ("t1", 1), ("t2", 1), ("t3", 1)]
 
 
+def test_a_benchmark_may_be_added(tmp_path, make_benchmark, make_plan, make_record):
+    run_all(tmp_path, make_plan(make_benchmark("math", ("t1",), 1)), make_record)
+    grown = make_plan(make_benchmark("more", ("t2",), 1), make_benchmark("math", ("t1",), 1))
+    with Journal(tmp_path, grown, extend=True) as journal:
+        assert keys_of(journal.pending(3)) == [("t2", 0)]
+    run_all(tmp_path, grown, make_record)
+    assert attempts_of(tmp_path) == [("t1", 0), ("t2", 0)]
+    assert [task.rewards for task in read_evaluation(tmp_path).tasks] == [[1.0], [1.0]]
+
+
 def test_a_plan_does_not_shrink_by_extending(tmp_path, make_plan, make_record):
     run_all(tmp_path, make_plan(), make_record)
     with pytest.raises(ConfigError, match="another plan"):
