@@ -16,7 +16,7 @@ import msgspec
 from gymrl.concurrency import OwnedTasks
 from gymrl.gym.client import GymClient, failure_of
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions, read_episode
-from gymrl.media import restore_images
+from gymrl.gym.row_images import body_with_images
 from gymrl.telemetry import Timer
 from gymrl.types import Failure, RowResult, Trajectory
 
@@ -96,7 +96,7 @@ class RowServer:
                 images = await self._images.open_row(row)
             row = msgspec.structs.replace(row, body=images.body, media={})
         elif row.media:
-            row = msgspec.structs.replace(row, body=restore_images(row.body, row.media), media={})
+            row = msgspec.structs.replace(row, body=await body_with_images(row), media={})
         body, frame = await self._answer(row, agent, timer)
         read = partial(
             read_episode,
@@ -163,7 +163,8 @@ async def stream_rows(
 
     Timings, in seconds: ``total`` (the whole call), ``run_rollouts`` (until the last row was
     there), ``await_results`` (waiting for rows), ``postprocess_results`` (reading answers, summed
-    over rows), ``wait_for_connection`` (rows waiting for their turn, summed) and
+    over rows), ``wait_for_connection`` (rows waiting for their turn, summed), ``read_images`` (where
+    images are read, summed) and
     ``postprocess_results_pct`` (reading's share of the total, in percent).
 
     Closing the generator cancels the rows that are under way and waits for their end.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -31,6 +31,8 @@ from gymrl.media.sources import scheme_of
 from gymrl.types import ImageRef
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymrl.config import MediaConfig
     from gymrl.media import EncodedImage
     from gymrl.media.regions import ImageLayout
@@ -40,7 +42,7 @@ KEPT_DIGESTS = 4096
 """Images known to be whole, so that what many rows show is decoded once."""
 
 INLINE_BYTES = 128 << 10
-"""Images are taken out of longer results in a thread."""
+"""More is worked on in a thread."""
 
 
 class _Params(msgspec.Struct, frozen=True):
@@ -52,6 +54,25 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 _body_decoder = msgspec.json.Decoder(_Body)
+
+
+T = TypeVar("T")
+
+
+async def _run(work: Callable[[], T], num_bytes: int) -> T:
+    """Work on so many bytes, in a thread where they would hold the event loop for long."""
+    return work() if num_bytes <= INLINE_BYTES else await anyio.to_thread.run_sync(work)
+
+
+async def body_with_images(row: Row) -> bytes:
+    """A row's request with its images in it."""
+    restore = partial(restore_images, row.body, row.media)
+    return await _run(restore, sum(map(len, row.media.values())))
+
+
+def _add_prompt(bins: ImageBins, body: bytes) -> None:
+    for item in read_items(_body_decoder.decode(body).responses_create_params.input):
+        bins.add(item)
 
 
 class RowImages:
@@ -102,10 +123,7 @@ class RowImages:
         except MediaError as error:
             raise _at(error, row, error.turn) from error
         lift = partial(ImageLifter().lift, trajectory.result)
-        if len(trajectory.result) <= INLINE_BYTES:
-            result, lifted = lift()
-        else:
-            result, lifted = await anyio.to_thread.run_sync(lift)
+        result, lifted = await _run(lift, len(trajectory.result))
         return msgspec.structs.replace(trajectory, result=result, media={**lifted, **media})
 
 
@@ -115,12 +133,17 @@ class ImageReader:
     Args:
         config: What may be read.
         layout: How many tokens an image is, where that is to be checked; None: it is not.
+
+    Attributes:
+        num_decoded: Images that were decoded; one that many rows show counts once.
     """
 
     def __init__(self, config: MediaConfig, layout: ImageLayout | None = None) -> None:
         self.layout = layout
+        self.num_decoded = 0
         self._config = config
         self._whole: OrderedDict[str, None] = OrderedDict()
+        self._decoding: dict[str, anyio.Lock] = {}
         # A processor is no thing for two threads, and takes its time with a new size of image.
         self._processing = anyio.CapacityLimiter(1)
 
@@ -131,13 +154,11 @@ class ImageReader:
             MediaError: One is refused or broken, a part names none, or there are too many.
             MediaFetchError: One could not be downloaded.
         """
-        body = restore_images(row.body, row.media)
+        body = await body_with_images(row)
         bins = ImageBins(self._config)
         images = RowImages(self, body, bins)
         try:
-            items = read_items(_body_decoder.decode(body).responses_create_params.input)
-            for item in items:
-                bins.add(item)
+            await _run(lambda: _add_prompt(bins, body), len(body))
             self.check_count(len(bins.pending))
             by_url = {}
             for source in bins.pending:
@@ -153,14 +174,19 @@ class ImageReader:
     async def load(self, source: str) -> EncodedImage:
         """Read an image, and decode it once, so that a broken one fails its row here."""
         image = await load_image(source, self._config)
-        if image.digest in self._whole:
+        # The attempts at a prompt come at the same time: one of them decodes, the others wait.
+        async with self._decoding.setdefault(image.digest, anyio.Lock()):
+            try:
+                if image.digest not in self._whole:
+                    pixels = await anyio.to_thread.run_sync(open_image, image)
+                    pixels.close()
+                    self.num_decoded += 1
+            finally:
+                self._decoding.pop(image.digest, None)
+            self._whole[image.digest] = None
             self._whole.move_to_end(image.digest)
-            return image
-        pixels = await anyio.to_thread.run_sync(open_image, image)
-        pixels.close()
-        self._whole[image.digest] = None
-        if len(self._whole) > KEPT_DIGESTS:
-            self._whole.popitem(last=False)
+            if len(self._whole) > KEPT_DIGESTS:
+                self._whole.popitem(last=False)
         return image
 
     async def check(self, trajectory: Trajectory) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REFERENCE = b"gymrl-image:"
-_START = re.compile(rb'(?<!\\)"(data:image/[a-z0-9.+-]{1,40};base64,)', re.IGNORECASE)
+_START = re.compile(rb'"(data:image/[a-z0-9.+-]{1,40};base64,)', re.IGNORECASE)
 _REFERENCE = re.compile(
     rb'"' + REFERENCE + rb'([0-9a-f]{64}):(data:image/[a-z0-9.+-]{1,40};base64,)"', re.IGNORECASE
 )
@@ -44,6 +44,8 @@ class ImageLifter:
         media: dict[str, bytes] = {}
         position = 0
         for start in _START.finditer(body):
+            if body[start.start() - 1 : start.start()] == b"\\":
+                continue  # inside a string, not its beginning
             end = body.find(b'"', start.end())
             lifted = self._image(body[start.end() : end]) if end > start.end() else None
             if lifted is None:

@@ -138,3 +138,30 @@ async def test_a_run_without_media_shows_images_and_says_that_it_read_none(in_pr
     assert sample.notes["images_not_read"] == 1
     asked = server.bodies[0]["responses_create_params"]["input"][0]["content"]
     assert asked[1] == part(PROMPTS[0])
+
+
+async def test_an_image_of_thirty_megabytes_goes_all_the_way_and_back():
+    """aio-libs/aiohttp#4474, #5205: bodies above a mebibyte met HTTP 413."""
+    file = io.BytesIO()
+    Image.effect_mandelbrot((3200, 3200), (-2, -1.5, 1, 1.5), 8).convert("RGB").save(file, "BMP")
+    large = file.getvalue()
+    assert len(large) > 30_000_000
+    media = MediaConfig(max_image_bytes=40_000_000)
+    async with FakeGymServer(looking_agent) as server:
+        async with RolloutEngine(config(server, media=media)) as engine:
+            (group,) = await engine.run([row(large)], num_generations=1)
+    (sample,) = group.trajectories
+    assert [sample.media[ref.digest] for ref in sample.images[0]] == [large]
+    asked = server.bodies[0]["responses_create_params"]["input"][0]["content"]
+    assert asked[1] == part(large)
+
+
+async def test_an_image_above_the_limit_fails_its_row():
+    media = MediaConfig(max_image_bytes=100_000)
+    async with FakeGymServer(looking_agent) as server:
+        settings = config(server, media=media, in_process=True, failure_policy="mask")
+        async with RolloutEngine(settings) as engine:
+            (group,) = await engine.run([row(PROMPTS[0])], num_generations=1)
+    (failure,) = group.failures
+    assert "media.max_image_bytes=100000" in failure.message
+    assert server.requests == {}

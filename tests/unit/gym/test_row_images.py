@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import subprocess
+import sys
 
+import anyio
 import numpy as np
 import pytest
 from PIL import Image
@@ -244,11 +247,35 @@ def test_settings_that_do_not_go_together_are_refused(settings, named):
         GymConfig(**settings)
 
 
-async def test_an_image_that_many_rows_show_is_decoded_once():
+async def test_an_image_that_many_rows_show_at_once_is_decoded_once():
     reader = ImageReader(MediaConfig())
-    first = await reader.load(url(RED))
-    assert list(reader._whole) == [first.digest]
-    assert (await reader.load(url(RED))).digest == first.digest
+    images = []
+
+    async def load() -> None:
+        images.append(await reader.load(url(RED)))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(load)
+    assert len({image.digest for image in images}) == 1
+    assert reader.num_decoded == 1
     with pytest.raises(MediaError):
         await reader.load(url(CUT))
-    assert list(reader._whole) == [first.digest]
+    with pytest.raises(MediaError):
+        await reader.load(url(CUT))
+    assert reader.num_decoded == 1
+
+
+def test_rows_of_text_load_no_image_library_where_images_are_read():
+    code = """
+import asyncio, sys
+from gymrl.config import MediaConfig
+from gymrl.gym.row_images import ImageReader
+from gymrl.types import Row
+body = b'{"responses_create_params": {"input": [{"role": "user", "content": "hi"}]}}'
+row = Row(index=0, task_index=0, rollout_index=0, route="eye", rollout_id="r", body=body)
+images = asyncio.run(ImageReader(MediaConfig()).open_row(row))
+assert images.body == body and images.bins.pending == []
+assert "PIL" not in sys.modules and "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
