@@ -16,6 +16,7 @@ import msgspec
 
 from gymrl.config import GymConfig, ShardConfig
 from gymrl.errors import ConfigError, RowTypeError, RowValueError
+from gymrl.gym.materialized import is_materialized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +37,14 @@ def row_route(row: Mapping[str, Any], index: int) -> str:
 
     Raises:
         RowTypeError: ``agent_ref`` is no mapping, or one of the names is not a string.
-        RowValueError: Neither is there.
+        RowValueError: Neither is there, or the row is a materialized task.
     """
+    if is_materialized(row):
+        raise RowValueError(
+            f"row {index} is a materialized task, which goes to the environment server of its "
+            "taskset; TaskRunner runs those, here a flat row is needed",
+            row=index,
+        )
     agent_ref = row.get("agent_ref")
     if agent_ref is not None and not isinstance(agent_ref, dict):
         raise RowTypeError(

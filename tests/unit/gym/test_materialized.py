@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from gymrl.errors import GymSchemaError
+from gymrl.errors import GymSchemaError, RowValueError
 from gymrl.gym.materialized import agents_answer, is_materialized
+from gymrl.gym.shards import row_route
 
 
 def answer(**fields):
@@ -54,3 +55,9 @@ def test_a_failure_is_reported_as_gyms_servers_report_one():
 def test_an_answer_that_is_no_episodes_is_refused(body):
     with pytest.raises(GymSchemaError):
         agents_answer(body)
+
+
+def test_where_flat_rows_are_needed_a_materialized_one_is_told_from_one_without_a_route():
+    row = {"task_id": {"taskset": "t", "task_id": "a"}, "task_input": {}, "task_source": "math"}
+    with pytest.raises(RowValueError, match="row 3 is a materialized task"):
+        row_route(row, 3)
