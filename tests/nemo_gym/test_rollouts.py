@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import anyio
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -12,7 +13,7 @@ import pytest_asyncio
 from gymrl.benchmark import load_benchmark
 from gymrl.config import GymConfig, RolloutConfig
 from gymrl.rollout.engine import RolloutEngine
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.gym_server import ModelCall, ScriptedModelServer, scripted_routes
 
 # Thirteen real servers start in the first test; each imports all of NeMo Gym.
 pytestmark = [
@@ -96,7 +97,8 @@ async def engine(gym_python, planner):
 async def test_a_real_agent_calls_a_tool_of_a_real_environment(engine, planner, example_rows, tool):
     rows = example_rows("example_single_tool_call", count=2)
     for row in rows:
-        planner.plan(row, tool("get_weather", city="Oslo"), ModelCall(text="It is cold."))
+        asks = msgspec.structs.replace(tool("get_weather", city="Oslo"), has_routes=True)
+        planner.plan(row, asks, ModelCall(text="It is cold.", has_routes=True))
     groups = await engine.run(rows, num_generations=4)
     assert [len(group.trajectories) for group in groups] == [4, 4]
     for trajectory in (t for group in groups for t in group.trajectories):
@@ -108,6 +110,10 @@ async def test_a_real_agent_calls_a_tool_of_a_real_environment(engine, planner, 
         sampled = trajectory.token_ids[last.generation_start : last.end]
         assert b"It is cold." in bytes(sampled.astype("uint8"))
         assert (trajectory.logprobs[last.generation_start : last.end] < 0).all()
+        # Gym's agent passes routes on as well.
+        routes = scripted_routes(trajectory.token_ids)
+        assert trajectory.routed_experts[:-1].tolist() == routes[:-1].tolist()
+        assert trajectory.notes == {}
 
 
 async def test_our_agent_walks_through_several_steps_of_a_real_environment(
