@@ -56,8 +56,9 @@ def plot_evaluation(evaluation: Evaluation, directory: str | Path) -> list[Path]
 
 
 def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]:
-    """For each benchmark the tasks' differences, the largest fall first, as
-    ``<benchmark>-differences.png``.
+    """For each benchmark the differences of its tasks, the largest fall first.
+
+    Files are ``<benchmark>-differences.png``; those that are there are replaced.
 
     Args:
         comparison: Of two evaluations.
@@ -66,7 +67,7 @@ def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]
     Raises:
         ConfigError: matplotlib is not installed.
         OutputError: A file cannot be written.
-    """  # noqa: D205 - the file's name belongs to the first sentence
+    """
     folder = _folder(directory)
     written = []
     for label, benchmark in comparison.benchmarks.items():
