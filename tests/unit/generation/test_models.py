@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from gymrl.errors import ConfigError
 from gymrl.generation import smollm2
@@ -68,7 +69,7 @@ def small_gguf(small_llama, tmp_path: Path) -> Path:
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    alphabet = sorted(transformers.convert_slow_tokenizer.bytes_to_unicode().values())
+    alphabet = sorted(bytes_to_unicode().values())
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, "ab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
