@@ -367,6 +367,9 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         token_source: Where the tokens of a trajectory come from. ``messages``: the agent's answer
             carries them. ``ledger``: the policy server kept them, by rollout id. ``both``: from the
             answer, and the row fails where the server's differ.
+        require_tokens: An answer without a sampled token, or of a server that returns no token ids,
+            fails the row, unless a token limit explains it. False: it is a placeholder with its
+            reward, which is enough for an evaluation.
         side_calls: Model calls that the main conversation does not continue, in a trajectory that
             comes from the ledger: ``drop`` counts them in the notes, ``keep`` makes side
             trajectories of them.
@@ -405,6 +408,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
     token_source: Literal["messages", "ledger", "both"] = "messages"
+    require_tokens: bool = True
     side_calls: Literal["drop", "keep"] = "drop"
     media: MediaConfig | None = None
     processor: str | None = None

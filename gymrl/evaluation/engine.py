@@ -54,7 +54,7 @@ def engine_config(
     """The engine's configuration; fetches a shipped model the first time.
 
     A conversation whose history the chat template rewrites is scored all the same: its tokens are
-    recorded up to there.
+    recorded up to there. So is one of a server that returns no token ids, without tokens.
 
     Raises:
         ConfigError: A setting cannot work.
@@ -73,6 +73,7 @@ def engine_config(
         model_name=name,
         tokenizer=tokenizer,
         on_broken_prefix="truncate",
+        require_tokens=False,
         row_timeout_s=options.row_timeout_s,
         spinup_timeout_s=options.start_timeout_s,
     )

@@ -34,6 +34,19 @@ class TurnLine(msgspec.Struct, frozen=True, gc=False):
     end: int
 
 
+class _Usage(msgspec.Struct, frozen=True, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Response(msgspec.Struct, frozen=True, gc=False):
+    usage: _Usage | None = None
+
+
+class _Result(msgspec.Struct, frozen=True, gc=False):
+    response: _Response | None = None
+
+
 class TrajectoryLine(msgspec.Struct, frozen=True, gc=False):
     """What a report says of a trajectory."""
 
@@ -42,16 +55,24 @@ class TrajectoryLine(msgspec.Struct, frozen=True, gc=False):
     incomplete_reason: str | None = None
     placeholder: bool = False
     truncated_prefix: bool = False
+    result: msgspec.Raw = msgspec.Raw(b"{}")
 
-    @property
-    def num_tokens(self) -> int:
-        """All tokens, prompts included."""
-        return self.turns[-1].end if self.turns else 0
+    def lengths(self) -> tuple[int | None, int | None]:
+        """All tokens, and the sampled ones.
 
-    @property
-    def num_generated(self) -> int:
-        """Sampled tokens."""
-        return sum(turn.end - turn.generation_start for turn in self.turns)
+        Of a row without tokens those that its server says it used; None where it does not say.
+        """
+        if not self.placeholder:
+            generated = sum(turn.end - turn.generation_start for turn in self.turns)
+            return (self.turns[-1].end if self.turns else 0), generated
+        try:
+            response = msgspec.json.decode(self.result, type=_Result).response
+        except msgspec.DecodeError:
+            response = None
+        usage = (response.usage if response else None) or _Usage()
+        if usage.input_tokens is None or usage.output_tokens is None:
+            return None, usage.output_tokens
+        return usage.input_tokens + usage.output_tokens, usage.output_tokens
 
     @property
     def is_truncated(self) -> bool:

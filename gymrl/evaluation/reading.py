@@ -23,9 +23,10 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         reward: After shaping and penalties, which an evaluation has none of.
         verifier: What the verifier said.
         components: Its parts, where it gave some.
-        tokens: All tokens, prompts included.
-        generated: Sampled tokens.
-        turns: Model calls.
+        tokens: All tokens, prompts included; None where nobody knows.
+        generated: Sampled tokens, likewise.
+        turns: Model calls, likewise.
+        has_tokens: Its tokens are recorded.
         is_truncated: The last response was cut by a token limit.
         has_broken_prefix: The chat template rewrote history; `tokens` and `generated` count up to
             there.
@@ -34,22 +35,25 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reward: float
     verifier: float
     components: dict[str, float] | None
-    tokens: int
-    generated: int
-    turns: int
+    tokens: int | None
+    generated: int | None
+    turns: int | None
+    has_tokens: bool
     is_truncated: bool
     has_broken_prefix: bool
 
     @classmethod
     def of(cls, trajectory: TrajectoryLine) -> Attempt:
         """The numbers of a trajectory."""
+        tokens, generated = trajectory.lengths()
         return cls(
             reward=trajectory.reward.total,
             verifier=trajectory.reward.verifier,
             components=trajectory.reward.components,
-            tokens=trajectory.num_tokens,
-            generated=trajectory.num_generated,
-            turns=len(trajectory.turns),
+            tokens=tokens,
+            generated=generated,
+            turns=None if trajectory.placeholder else len(trajectory.turns),
+            has_tokens=not trajectory.placeholder,
             is_truncated=trajectory.is_truncated,
             has_broken_prefix=trajectory.truncated_prefix,
         )

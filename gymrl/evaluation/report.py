@@ -96,6 +96,8 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
         truncation_rate: Their share of the scored rows.
         broken_prefixes: Scored rows whose tokens are recorded up to where the chat template rewrote
             history.
+        without_tokens: Scored rows whose tokens nobody recorded: the server returns none, or
+            nothing was sampled. Their lengths are those that the server says.
         generated_tokens: Sampled tokens a row.
         total_tokens: All tokens a row.
         turns: Model calls a row.
@@ -117,6 +119,7 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     truncated: int
     truncation_rate: float | None
     broken_prefixes: int
+    without_tokens: int
     generated_tokens: Distribution | None
     total_tokens: Distribution | None
     turns: Distribution | None
@@ -242,6 +245,7 @@ def report_tasks(
         truncated=truncated,
         truncation_rate=truncated / len(attempts) if attempts else None,
         broken_prefixes=sum(attempt.has_broken_prefix for attempt in attempts),
+        without_tokens=sum(not attempt.has_tokens for attempt in attempts),
         generated_tokens=_distribution([attempt.generated for attempt in attempts]),
         total_tokens=_distribution([attempt.tokens for attempt in attempts]),
         turns=_distribution([attempt.turns for attempt in attempts]),
@@ -265,10 +269,10 @@ def _over_tasks(
     return tuple(estimates)
 
 
-def _distribution(values: list[int]) -> Distribution | None:
+def _distribution(found: Sequence[int | None]) -> Distribution | None:
+    values = sorted(value for value in found if value is not None)
     if not values:
         return None
-    values.sort()
     return Distribution(
         mean=sum(values) / len(values),
         median=percentile(values, 0.5),

@@ -66,6 +66,7 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     invalid_tool_call_patterns: tuple[str, ...] = DEFAULT_INVALID_TOOL_CALL_PATTERNS
     thinking_tags: tuple[str, ...] = DEFAULT_THINKING_TAGS
     token_source: Literal["messages", "ledger", "both"] = "messages"
+    require_tokens: bool = True
     side_calls: Literal["drop", "keep"] = "drop"
     require_routed_experts: bool = False
     routed_experts_dtype: RoutesDtype | None = None
@@ -78,6 +79,7 @@ class EpisodeOptions(msgspec.Struct, frozen=True, kw_only=True):
             invalid_tool_call_patterns=config.invalid_tool_call_patterns,
             thinking_tags=config.thinking_tags,
             token_source=config.token_source,
+            require_tokens=config.require_tokens,
             side_calls=config.side_calls,
             require_routed_experts=config.require_routed_experts,
             routed_experts_dtype=config.routed_experts_dtype,
@@ -123,7 +125,8 @@ def read_episode(  # noqa: PLR0913 - all but the body are optional, and of this 
         NonContiguousTokensError: A prompt does not begin with the tokens so far, and
             `options.on_broken_prefix` is ``error``.
         BadLogprobsError: Log-probabilities are absent, too few or many, null or not finite.
-        NoGenerationError: Nothing was sampled, and no token limit explains it.
+        NoGenerationError: Nothing was sampled, no token limit explains it, and
+            `options.require_tokens` is on.
         RoutedExpertsError: Routes are malformed or too few for the call's tokens; or a turn has
             none, and `options.require_routed_experts` is set.
         MediaError: A part that says it is an image names none.
@@ -358,7 +361,7 @@ class _TurnReader:
             return self._sequence.array(), np.concatenate(self._logprobs), tuple(self.turns)
         prompt = self._unanswered_prompt
         known = prompt is not None and len(prompt) > 0
-        if incomplete not in LENGTH_REASONS:
+        if self._options.require_tokens and incomplete not in LENGTH_REASONS:
             raise _no_generation(None if prompt is None else len(prompt))
         if prompt is None or not known:
             prompt = np.array([PLACEHOLDER_TOKEN], dtype=np.int32)

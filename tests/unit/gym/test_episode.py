@@ -499,3 +499,13 @@ def test_a_captured_answer_without_token_ids_says_what_the_model_server_lacks():
     body = next(r["resp_body"] for r in recorded if r["url"].endswith("/run"))
     with pytest.raises(NoGenerationError, match="return_token_id_information"):
         read(body)
+
+
+def test_where_tokens_are_not_required_an_answer_without_them_keeps_its_reward_and_usage():
+    recorded = json.loads((CAPTURES / "v07_openai_model" / "client.json").read_text())
+    body = next(r["resp_body"] for r in recorded if r["url"].endswith("/run"))
+    trajectory = read(body, options=EpisodeOptions(require_tokens=False))
+    assert trajectory.placeholder
+    assert trajectory.reward.verifier == json.loads(trajectory.result)["reward"]
+    assert trajectory.num_generated == 0
+    assert "output_tokens" in json.loads(trajectory.result)["response"]["usage"]
