@@ -16,7 +16,7 @@ import tempfile
 import anyio
 
 from benchmarks.comparison import Clock, Comparison, Report, options, publish
-from benchmarks.generation import front, roads, throughput
+from benchmarks.generation import front, next_prompt, roads, throughput
 from benchmarks.generation.throughput import Load
 from gymrl.testing import build_tiny_model
 
@@ -48,6 +48,11 @@ async def run(quick: bool) -> Report:
         )
         comparisons += await throughput.measure(smollm2)
     comparisons += await front.measure(calls=5 if quick else 50, rounds=1 if quick else 4)
+    comparisons += await next_prompt.measure(
+        calls=2 if quick else 20,
+        rounds=1 if quick else 4,
+        sizes=(100,) if quick else (3000, 12000),
+    )
     comparisons += await roads.measure(turns=4 if quick else 32, rounds=1 if quick else 3)
     return clock.report("generation", comparisons, {}, quick)
 

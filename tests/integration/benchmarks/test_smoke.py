@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 
 from benchmarks.actors import arrays, calls, streams
 from benchmarks.comparison import Clock, Comparison, Report
+from benchmarks.generation import next_prompt
 from benchmarks.media import images, routes
 from benchmarks.rollout import admission, driver, lag, scaling, start
 from benchmarks.viewer import opening
@@ -35,6 +36,10 @@ def check(comparisons: list[Comparison]) -> None:
 
 async def test_calls():
     check(await calls.measure(calls.TINY, None, None))
+
+
+async def test_next_prompts():
+    check(await next_prompt.measure(calls=1, rounds=1, sizes=(100,)))
 
 
 async def test_streams():
