@@ -139,9 +139,13 @@ def run(  # noqa: PLR0913 - one parameter an option
     base_url: Annotated[
         list[str] | None,
         typer.Option(
-            help="Policy server that returns token ids, instead of --model. Repeatable; servers "
-            "take turns."
+            help="Policy server with OpenAI's Responses API, instead of --model. Repeatable; "
+            "servers take turns."
         ),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable that holds the key of --base-url."),
     ] = None,
     registry: Annotated[
         str | None, typer.Option(help="URL of the registry of Gym servers that already run.")
@@ -182,7 +186,7 @@ def run(  # noqa: PLR0913 - one parameter an option
 
     Example: gymrl eval run chain_sum --model smollm2 --repeats 4 --output runs/first
     """
-    from gymrl.cli.evaluation import PlanOptions, run_command
+    from gymrl.cli.evaluation import PlanOptions, key_from, run_command
     from gymrl.evaluation.settings import RunOptions
 
     planned = PlanOptions(
@@ -203,6 +207,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     )
     options = RunOptions(
         base_urls=tuple(base_url or ()),
+        api_key=key_from(api_key_env),
         registry_url=registry,
         tokenizer=tokenizer,
         workers=workers,

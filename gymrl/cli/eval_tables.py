@@ -42,6 +42,12 @@ def print_report(console: Console, report: EvaluationReport) -> None:
             text = " ".join(failure.example.split())
             shown = text if len(text) <= _EXAMPLE_CHARS else f"{text[:_EXAMPLE_CHARS]}..."
             _say(console, f"{label}: {failure.rows} rows failed with {failure.error}, e.g. {shown}")
+        if benchmark.total.without_tokens:
+            _say(
+                console,
+                f"{label}: {benchmark.total.without_tokens} rows have no tokens on record: the "
+                "server returns none, or nothing was sampled",
+            )
     if not report.complete:
         _say(
             console,

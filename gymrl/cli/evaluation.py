@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +168,22 @@ def make_plan(options: PlanOptions) -> EvaluationPlan:
     )
 
 
+def key_from(variable: str | None) -> str | None:
+    """The key in an environment variable.
+
+    Raises:
+        ConfigError: It is not set, or empty.
+    """
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(
+            f"--api-key-env {variable}: the variable is not set", setting="--api-key-env"
+        )
+    return key
+
+
 def plan_command(options: PlanOptions, output: Path | None) -> int:
     """Write a plan; without a file, to standard output."""
     configure_logging(error_console(), verbose=False)
@@ -287,6 +304,10 @@ async def _with_served_name(plan: EvaluationPlan, options: RunOptions) -> Evalua
     policy = plan.settings.policy
     if policy.model is not None or policy.name is not None or not options.base_urls:
         return plan
+    if options.api_key is not None:
+        raise ConfigError(
+            "--model-name says what to ask a server for that wants a key", setting="--model-name"
+        )
     name = await served_model_name(options.base_urls[0])
     policy = msgspec.structs.replace(policy, name=name)
     return plan.with_settings(msgspec.structs.replace(plan.settings, policy=policy))

@@ -117,6 +117,9 @@ def _details(numbers: SourceReport, level: str) -> Iterator[str]:
                 for name, held in numbers.components.items()
             ),
         )
+    if numbers.without_tokens:
+        yield ""
+        yield f"{numbers.without_tokens} rows have no tokens on record."
     if numbers.failures:
         yield ""
         yield from _table(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import anyio.to_thread
 import msgspec
 
-from gymrl.concurrency import closing_stream, gather_bounded
+from gymrl.benchmark.policy import PolicyServer
+from gymrl.concurrency import close_within, closing_stream, gather_bounded
 from gymrl.errors import ConfigError, RolloutFailure, RolloutRedispatchExhausted
 from gymrl.evaluation.engine import completed_plan, engine_config
 from gymrl.evaluation.journal import METRICS_FILE, Journal, write_whole
@@ -19,7 +20,8 @@ from gymrl.evaluation.report import EvaluationReport, report_evaluation
 from gymrl.evaluation.servers import MergedServers, merged_servers
 from gymrl.evaluation.settings import RunOptions
 from gymrl.evaluation.tasks import attempt_row
-from gymrl.gym.client import failure_of
+from gymrl.gym.client import HttpPool, failure_of
+from gymrl.gym.listener import PortRange
 from gymrl.gym.shards import row_route
 from gymrl.records.writer import records_of
 from gymrl.rollout.engine import RolloutEngine
@@ -27,7 +29,7 @@ from gymrl.rollout.prepare import GroupSizes, prepare_rows
 from gymrl.types import Failure, RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from gymrl.evaluation.journal import PendingRow
     from gymrl.evaluation.plan import EvaluationPlan
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ONE = GroupSizes(group=1)
+_STOP_TIMEOUT_S = 10.0
 
 
 class EvaluationObserver(Protocol):
@@ -125,18 +128,34 @@ async def _run_pending(
     merged: MergedServers,
     observer: EvaluationObserver | None,
 ) -> None:
-    config = await anyio.to_thread.run_sync(
-        engine_config, journal.plan, options, merged.servers, abandon_on_cancel=True
-    )
     # It would tell of a run that is no longer the last one.
     (journal.directory / METRICS_FILE).unlink(missing_ok=True)
-    async with RolloutEngine(config) as engine:
-        runner = _Runner(engine, journal, options, merged, observer)
-        runner.check_routes()
-        if observer is not None:
-            observer.started()
-        pending = journal.pending(options.max_tries)
-        await gather_bounded(lambda _: runner.work(pending), range(options.concurrency))
+    async with _authenticated(options) as reachable:
+        config = await anyio.to_thread.run_sync(
+            engine_config, journal.plan, reachable, merged.servers, abandon_on_cancel=True
+        )
+        async with RolloutEngine(config) as engine:
+            runner = _Runner(engine, journal, options, merged, observer)
+            runner.check_routes()
+            if observer is not None:
+                observer.started()
+            pending = journal.pending(options.max_tries)
+            await gather_bounded(lambda _: runner.work(pending), range(options.concurrency))
+
+
+@contextlib.asynccontextmanager
+async def _authenticated(options: RunOptions) -> AsyncIterator[RunOptions]:
+    """The options with policy servers that need no key: a relay of this process has it."""
+    if options.api_key is None or not options.base_urls:
+        yield options
+        return
+    async with HttpPool(headers={"Authorization": f"Bearer {options.api_key}"}) as pool:
+        relay = PolicyServer(options.base_urls, pool, PortRange())
+        await relay.start()
+        try:
+            yield msgspec.structs.replace(options, base_urls=(relay.base_url,), api_key=None)
+        finally:
+            await close_within(relay.stop(), _STOP_TIMEOUT_S, "the policy's relay")
 
 
 class _Runner:

@@ -90,7 +90,9 @@ class RunOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where and how fast a run goes; nothing of it decides a result.
 
     Attributes:
-        base_urls: Policy servers that return token ids, with ``/v1``, where no model is loaded.
+        base_urls: Policy servers with OpenAI's Responses API, with ``/v1``, where no model is
+            loaded. Tokens are recorded where they return them.
+        api_key: For `base_urls`, as a bearer token. It is written nowhere, and no agent sees it.
         registry_url: Registry of Gym servers that run already, instead of starting the plan's.
             With it and without `base_urls` they know their policy.
         tokenizer: Decodes the text kept beside the tokens; None: the loaded model's own.
@@ -109,6 +111,7 @@ class RunOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     base_urls: tuple[str, ...] = ()
+    api_key: str | None = None
     registry_url: str | None = None
     tokenizer: str | None = None
     workers: int = 1
@@ -153,6 +156,6 @@ def check_policy(policy: PolicySettings, options: RunOptions) -> None:
     if policy.model is None and not options.base_urls and options.registry_url is None:
         raise ConfigError(
             "no model: name one to load (a directory, a hub id or smollm2), or base_urls of a "
-            "server that returns token ids",
+            "server with OpenAI's Responses API",
             setting="model",
         )

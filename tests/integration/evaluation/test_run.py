@@ -4,6 +4,7 @@ import json
 
 import anyio
 import pytest
+from aiohttp import web
 
 from gymrl.benchmark.plan import PlanBenchmark, PlanGym, build_plan
 from gymrl.errors import ConfigError, RolloutRedispatchExhausted
@@ -11,10 +12,12 @@ from gymrl.evaluation import (
     EvaluationPlan,
     EvaluationSettings,
     RunOptions,
+    plan_evaluation,
     run_evaluation,
 )
 from gymrl.evaluation.journal import Journal
 from gymrl.evaluation.plan import BenchmarkPlan
+from gymrl.gym.listener import Listener, PortRange
 from gymrl.records import read_records, read_run
 from gymrl.testing.gym_server import FakeGymServer, Fault, gym_answer
 
@@ -174,6 +177,48 @@ async def test_a_reward_that_is_no_number_is_a_failure_and_never_zero(tmp_path):
         report = await run_evaluation(make_plan(), tmp_path, options_for(server))
     total = report.benchmarks["math"].total
     assert (total.scored, total.failed, total.reward.mean) == (5, 1, 1.0)
+
+
+async def test_an_answer_without_token_ids_is_scored(tmp_path):
+    answer = gym_answer([], reward=0.25)
+    answer["response"]["usage"] = {"input_tokens": 9, "output_tokens": 4}
+    async with FakeGymServer(Script(dict.fromkeys(ALL, answer))) as server:
+        report = await run_evaluation(make_plan(), tmp_path, options_for(server))
+    total = report.benchmarks["math"].total
+    assert (report.complete, total.reward.mean, total.without_tokens) == (True, 0.25, 6)
+    assert (total.total_tokens.mean, total.generated_tokens.mean) == (13, 4)
+
+
+async def test_a_key_reaches_the_endpoint_and_nothing_else(tmp_path):
+    keys = []
+
+    async def responses(request):
+        keys.append(request.headers.get("Authorization"))
+        content = [{"type": "output_text", "text": "3", "annotations": []}]
+        message = {"type": "message", "role": "assistant", "content": content}
+        return web.json_response({"id": "r", "output": [message]})
+
+    app = web.Application()
+    app.router.add_post("/v1/responses", responses)
+    endpoint = Listener(app, PortRange())
+    await endpoint.start()
+    try:
+        plan = plan_evaluation(
+            ["chain_sum"],
+            EvaluationSettings.from_dict({"policy": {"name": "theirs"}}),
+            overrides={"num_tasks": 2},
+        )
+        options = RunOptions(
+            base_urls=(f"{endpoint.url}/v1",), api_key="hush-hush", in_process=True
+        )
+        report = await run_evaluation(plan, tmp_path, options)
+    finally:
+        await endpoint.stop()
+    assert report.complete
+    assert keys == ["Bearer hush-hush"] * 2
+    written = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(written) >= 3
+    assert not any("hush" in text for text in written)
 
 
 async def test_a_fleet_that_is_down_ends_the_run_which_can_be_continued(tmp_path):

@@ -111,6 +111,7 @@ def test_every_command_explains_itself(capsys, command):
         (("run", "nowhere.json", "--output", "OUT"), "nowhere.json"),
         (("run", "--output", "OUT"), "no evaluation to continue"),
         (("run", "--output", "OUT", "--overwrite"), "name a plan or benchmarks"),
+        (("run", "x", "--output", "OUT", "--api-key-env", "NO_SUCH_KEY"), "is not set"),
         (("report", "OUT"), "holds no evaluation"),
         (("report", "OUT", "OUT", "OUT"), "one directory, or two"),
         (("report", "OUT", "--confidence", "1.5"), "between 0 and 1"),

@@ -75,6 +75,8 @@ def make_record():
                 reward=ledger,
                 incomplete_reason=fields.pop("incomplete_reason", None),
                 truncated_prefix=fields.pop("truncated_prefix", False),
+                placeholder=fields.pop("placeholder", False),
+                result=msgspec.Raw(fields.pop("result", b"{}")),
             )
         return RowRecord(
             group=task.number,

@@ -100,6 +100,29 @@ def test_lengths_truncation_and_components_are_reported(make_plan, write):
     }
 
 
+@pytest.mark.parametrize(
+    ("result", "total_tokens", "generated"),
+    [
+        (b'{"response":{"usage":{"input_tokens":30,"output_tokens":12}}}', 42, 12),
+        (b'{"response":{"usage":{"output_tokens":12}}}', None, 12),
+        (b'{"response":{"usage":null}}', None, None),
+        (b'{"response":{"usage":"much"}}', None, None),
+        (b"{}", None, None),
+    ],
+)
+def test_rows_without_tokens_are_as_long_as_their_server_says(
+    make_plan, write, result, total_tokens, generated
+):
+    evaluation = write(
+        make_plan(tasks=("t1",)), {"t1": [1.0, 0.0]}, placeholder=True, result=result
+    )
+    total = report_evaluation(evaluation).benchmarks["math"].total
+    assert (total.scored, total.without_tokens, total.turns) == (2, 2, None)
+    assert (total.total_tokens and total.total_tokens.mean) == total_tokens
+    assert (total.generated_tokens and total.generated_tokens.mean) == generated
+    assert "2 rows have no tokens on record" in report_markdown(report_evaluation(evaluation))
+
+
 def test_another_reason_than_a_limit_is_no_truncation(make_plan, write):
     evaluation = write(
         make_plan(tasks=("t1",)), {"t1": [1.0, 1.0]}, incomplete_reason="content_filter"
