@@ -28,7 +28,7 @@ MAX_LOADS = 8
 """Images of one request that are fetched at a time."""
 
 
-class ImageReader:
+class RequestImageReader:
     """Reads the images of requests for one model.
 
     Args:
@@ -128,7 +128,7 @@ def _with_digests(message: dict[str, Any], digests: Any) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> ImageReader:
+def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> RequestImageReader:
     """The reader of a server's model; blocks while the model's processor is loaded.
 
     A model that sees, and whose processor can't be used here, is served for text: requests with
@@ -138,7 +138,7 @@ def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> ImageReader
     from gymrl.generation.processors import load_processor, sees_images  # noqa: PLC0415
 
     if not sees_images(config.model):
-        return ImageReader(
+        return RequestImageReader(
             None,
             config.media,
             f"model={config.model!r} reads text only; serve a vision-language model",
@@ -148,5 +148,5 @@ def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> ImageReader
         image_format = ImageFormat(processor, chat, image_token_id)
     except ConfigError as error:
         logger.warning("requests with images will be refused: %s", error)
-        return ImageReader(None, config.media, str(error))
-    return ImageReader(image_format, config.media)
+        return RequestImageReader(None, config.media, str(error))
+    return RequestImageReader(image_format, config.media)

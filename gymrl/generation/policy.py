@@ -23,7 +23,7 @@ from gymrl.generation.base import (
     TokenCallback,
     check_logprobs,
 )
-from gymrl.generation.image_inputs import ImageReader
+from gymrl.generation.image_inputs import RequestImageReader
 from gymrl.generation.images import ConversationImage, ImageGenerator
 from gymrl.generation.ledger import Answer, RolloutLedger
 from gymrl.generation.ledger_match import answer_keys, find_prefix
@@ -107,9 +107,9 @@ class Policy:
         model_name: str = "policy",
         aliases: Sequence[str] = (),
         on_rewrite: Literal["error", "segment"] = "error",
-        images: ImageReader | None = None,
+        images: RequestImageReader | None = None,
     ) -> None:
-        self.images = ImageReader(None, MediaConfig()) if images is None else images
+        self.images = RequestImageReader(None, MediaConfig()) if images is None else images
         self.generator = generator
         self.chat = chat
         self.model_name = model_name

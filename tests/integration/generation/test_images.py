@@ -14,7 +14,7 @@ from gymrl.errors import GenerationError, GenerationRequestError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.decoding import DecodeBatch, Request
 from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
-from gymrl.generation.image_inputs import ImageReader, load_image_reader
+from gymrl.generation.image_inputs import RequestImageReader, load_image_reader
 from gymrl.generation.image_tensors import ImageTensors
 from gymrl.generation.images import ImageGenerator
 from gymrl.generation.parsing import ParsedText
@@ -243,7 +243,7 @@ async def test_a_host_that_cannot_be_reached_is_no_fault_of_the_request(policy, 
     media = MediaConfig(
         schemes=("http",), allowed_hosts=("127.0.0.1",), private_hosts=("127.0.0.1",)
     )
-    policy.images = ImageReader(policy.images.format, media)
+    policy.images = RequestImageReader(policy.images.format, media)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     part = {"type": "input_image", "image_url": f"http://127.0.0.1:{port}/a.png"}

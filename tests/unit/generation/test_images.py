@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gymrl.config import MediaConfig
 from gymrl.errors import ConfigError, GenerationRequestError, MediaError
 from gymrl.generation.chat import ChatFormat
-from gymrl.generation.image_inputs import ImageReader
+from gymrl.generation.image_inputs import RequestImageReader
 from gymrl.generation.images import (
     ConversationImage,
     ImageFormat,
@@ -65,7 +65,7 @@ def request(items):
 
 
 def policy_of(image_format, chat, **media):
-    reader = ImageReader(image_format, MediaConfig(**media))
+    reader = RequestImageReader(image_format, MediaConfig(**media))
     return Policy(ScriptedGenerator([]), chat, images=reader)
 
 
