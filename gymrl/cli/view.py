@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from gymrl.viewer import ViewerOptions
 
+ROLLOUTS_FILE = "rollouts.jsonl"
 TOKEN_VARIABLE = "GYMRL_VIEW_TOKEN"
+
+
+def file_of(path: Path) -> Path:
+    """The file to show: `path`, or the rollouts in an evaluation's directory."""
+    inside = path / ROLLOUTS_FILE
+    return inside if inside.is_file() else path
 
 
 def token_of(required: bool) -> str | None:
@@ -57,6 +64,7 @@ def view_command(path: Path, options: ViewerOptions, *, browser: bool) -> int:
     Returns:
         0 after Ctrl-C or SIGTERM: that is how it is meant to end.
     """
+    path = file_of(path)
     console = error_console()
     configure_logging(console, verbose=False)
     console.print(f"showing {path}; Ctrl-C ends it", markup=False, highlight=False)

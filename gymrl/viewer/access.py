@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-TOKEN_COOKIE = "gymrl_viewer"
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -61,10 +60,17 @@ class Access:
     def __init__(self, token: str | None) -> None:
         self._token = token
         self._hosts: frozenset[str] | None = frozenset()
+        self._cookie = "gymrl_viewer"
 
-    def allow_hosts(self, hosts: Iterable[str] | None) -> None:
-        """Name the ``host:port`` that requests may be for; None allows any (with a token)."""
+    def begin(self, port: int, hosts: Iterable[str] | None) -> None:
+        """Let requests in, now that the port is known.
+
+        Args:
+            port: Part of the cookie's name: browsers send one port's cookies to all of a host.
+            hosts: The names, with ports, that requests may be for; None: any (with a token).
+        """
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+        self._cookie = f"gymrl_viewer_{port}"
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -92,7 +98,7 @@ class Access:
         given = request.query.get("token")
         if given is not None:
             return self._enter(request, given)
-        if self._is_token(request.cookies.get(TOKEN_COOKIE, "")):
+        if self._is_token(request.cookies.get(self._cookie, "")):
             return None
         return web.Response(status=403, text="open the address that the command printed\n")
 
@@ -103,7 +109,8 @@ class Access:
         query = [(name, value) for name, value in request.query.items() if name != "token"]
         location = yarl.URL.build(path=request.path, query=query)
         response = web.Response(status=303, headers={"Location": str(location)})
-        response.set_cookie(TOKEN_COOKIE, given, httponly=True, samesite="Strict", path="/")
+        # Lax: a link from a page elsewhere (a chat, a ticket) may open the viewer, and nothing more.
+        response.set_cookie(self._cookie, given, httponly=True, samesite="Lax", path="/")
         return response
 
     def _is_token(self, given: str) -> bool:

@@ -123,7 +123,7 @@ async def open_viewer(
         await runner.setup()
         try:
             host, port = await _listen(runner, options)
-            access.allow_hosts(_names(options.host, port) if is_loopback(options.host) else None)
+            access.begin(port, _names(options.host, port) if is_loopback(options.host) else None)
             shown = f"[{host}]" if ":" in host else host
             query = f"?token={options.token}" if options.token else ""
             yield Viewer(f"http://{shown}:{port}/{query}", file)
@@ -279,7 +279,11 @@ class _Handlers:
         line = int(request.match_info["line"])
         snapshot, names, epoch = await self._moment()
         place = _place(snapshot, line)
-        decoded = await self._decoded(snapshot, line, epoch)
+        try:
+            decoded = await self._decoded(snapshot, line, epoch)
+        except RowValueError as error:
+            # The row is there, but not whole; its raw JSON can still be had.
+            return _problem(422, error.message)
         number = int(snapshot.columns["group"][place])
         return _json(
             {

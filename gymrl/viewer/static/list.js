@@ -48,6 +48,16 @@ export async function listView(context, kind) {
   const pageLink = (text, offset, there) => there && link(to({ offset: Math.max(0, offset) || null }), { rel: text === "Next" ? "next" : "prev" }, text);
   const turnPage = (rel) => { const there = pager.querySelector(`[rel=${rel}]`); if (!there) return false; navigate(there.getAttribute("href")); };
 
+  const bar = h("div");
+  let named = "";
+  const showFilters = (status) => {
+    const names = JSON.stringify([status?.agents, status?.routes, status?.benchmarks, status?.failures]);
+    if (names === named || bar.contains(document.activeElement)) return;
+    named = names;
+    replace(bar, filters(status, parameters, kind, (changes) => navigate(to(changes)), state));
+  };
+  showFilters(context.status);
+
   if (searching) search(state, stop.signal, body, summary);
   else await load();
   const element = h("div", { class: "list" },
@@ -57,7 +67,7 @@ export async function listView(context, kind) {
         link(tabAddress("/", parameters), { "aria-current": kind === "groups" && "page" }, "Groups"),
         link(tabAddress("/rows", parameters), { "aria-current": kind === "rows" && "page" }, "Rollouts")),
       summary),
-    filters(context.status, parameters, kind, (changes) => navigate(to(changes)), state),
+    bar,
     h("table", { class: `entries ${kind}` },
       h("caption", { class: "hidden" }, kind === "groups" ? "Groups of rollouts" : "Rollouts"),
       h("thead", {}, h("tr", {}, (kind === "groups" ? GROUP_COLUMNS : ROW_COLUMNS).map(([title, sort]) => header(title, sort, state.sort, kind, to)))),
@@ -67,7 +77,10 @@ export async function listView(context, kind) {
     element,
     title: kind === "groups" ? "Groups" : searching ? `“${state.q}”` : "Rollouts",
     up: parameters.size ? location.pathname : kind === "rows" ? "/" : null,
-    refresh: async () => { if (!searching && page) await load(); },
+    refresh: async (status) => {
+      showFilters(status);
+      if (!searching && page) await load();
+    },
     leave: () => stop.abort(),
     keys: { ...listKeys(element), n: () => turnPage("next"), p: () => turnPage("prev") },
   };

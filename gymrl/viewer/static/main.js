@@ -116,15 +116,27 @@ document.getElementById("search").addEventListener("submit", (event) => {
   navigate(`/rows?${kept}`);
 });
 
+let asking = false;
+let silent = false; // the server did not answer the last time
+
 async function poll() {
-  if (document.hidden && status) return;
-  const before = status;
+  if (asking || (document.hidden && status)) return;
+  asking = true;
   try {
-    status = await get("/api/status");
+    await look();
   } catch (error) {
+    silent = error.status === 0;
     say(error.message);
-    return;
+  } finally {
+    asking = false;
   }
+}
+
+async function look() {
+  const before = status;
+  status = await get("/api/status");
+  if (silent) say("");
+  silent = false;
   showStatus();
   if (before === null) return;
   if (before.progress.epoch !== status.progress.epoch) {
@@ -132,12 +144,12 @@ async function poll() {
     show(false);
   } else if (before.rows !== status.rows || before.broken !== status.broken) {
     await shown?.refresh?.(status);
-  } else if (status.progress.state !== "gone" && before.progress.state === "gone") {
-    say("");
   }
 }
 
 function say(text) {
+  if (notice.dataset.text === text) return; // it would be read out again
+  notice.dataset.text = text;
   notice.hidden = !text;
   replace(notice, text, text && h("button", { type: "button", class: "icon", "aria-label": "Dismiss", onclick: () => say("") }, "×"));
 }

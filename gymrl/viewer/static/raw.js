@@ -8,7 +8,7 @@ export function rawTree(line, size) {
   const root = h("div", { class: "raw-tree" });
   load(line, [], root, 0);
   return h("section", { class: "raw", "aria-label": "Raw JSON" },
-    h("p", { class: "muted" }, `Line ${count(line)} of the file, ${bytes(size)}. `,
+    h("p", { class: "muted" }, `Line ${count(line)} of the file${size === undefined ? "" : `, ${bytes(size)}`}. `,
       h("a", { href: `/api/rows/${line}/line`, download: "" }, "Download the line")),
     root);
 }

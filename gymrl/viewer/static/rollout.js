@@ -11,8 +11,14 @@ const TABS = [["tokens", "Tokens"], ["conversation", "Conversation"], ["raw", "R
 
 export async function rowView(context, line) {
   const { parameters, signal, navigate, status } = context;
-  const answer = await get(`/api/rows/${line}`, {}, signal);
-  const { row, entry, group } = answer;
+  let answer;
+  try {
+    answer = await get(`/api/rows/${line}`, {}, signal);
+  } catch (error) {
+    if (error.status !== 422) throw error;
+    return unreadable(line, error);
+  }
+  const { row, group } = answer;
   const wanted = parameters.get("tab");
   const tab = TABS.some(([name]) => name === wanted) ? wanted : row.sequences.length ? "tokens" : "conversation";
   const address = (changes, hash = "") => {
@@ -49,6 +55,15 @@ export async function rowView(context, line) {
       1: () => navigate(address({ tab: "tokens" })), 2: () => navigate(address({ tab: "conversation" })), 3: () => navigate(address({ tab: "raw" })),
       ...body.keys ?? turnKeys(() => [...panel.querySelectorAll("[data-step]")]),
     },
+  };
+}
+
+// A row that lists can show, but that is not whole: its JSON is all there is.
+function unreadable(line, error) {
+  return {
+    element: h("article", {}, h("h1", { tabindex: -1 }, `Line ${count(line)}`), h("p", { class: "problem" }, error.message), rawTree(line)),
+    title: `Line ${line}`,
+    up: "/",
   };
 }
 

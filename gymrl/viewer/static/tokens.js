@@ -219,12 +219,13 @@ export class TokenView {
 
   // The token of the next line (or the one before) that is nearest below (above) the current one.
   #nearest(area, direction) {
-    const here = this.current.getBoundingClientRect();
+    const [here] = this.current.getClientRects(); // a token may go over two lines: where it begins counts
     let best = this.current;
     let bestRow = null;
     let bestGap = Infinity;
     for (let token = step(this.current, direction, area); token; token = step(token, direction, area)) {
-      const there = token.getBoundingClientRect();
+      const [there] = token.getClientRects();
+      if (!there) continue;
       const row = Math.round(there.top);
       if (Math.abs(row - here.top) < 4) continue;
       if (bestRow !== null && Math.abs(row - bestRow) >= 4) break;

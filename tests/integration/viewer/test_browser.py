@@ -233,7 +233,9 @@ async def test_the_arrows_walk_over_tokens_and_say_what_each_is(viewer, tabs):
     )
     await tab.press("ArrowRight", "ArrowRight")
     await expect(inspector).to_contain_text("id 14position 4turn 1logprob \N{MINUS SIGN}9.0000")
-    await tab.press("Enter")
+    await tab.press("Home")
+    await expect(inspector).to_contain_text("id 13")
+    await tab.press("ArrowRight", "Enter")
     await tab.at(r"/row/2#t4$")
 
     await tab.page.reload()
@@ -453,6 +455,11 @@ async def test_a_hundred_thousand_tokens_keep_the_page_small(tmp_path, tabs):
         await expect(tab.text(".t.cur")).to_have_text("99999")
         await tab.press("Home")
         await expect(tab.text(".t.cur")).to_have_text("30000")
+        await tab.press("ArrowDown")
+        below = int(await tab.text(".t.cur").text_content())
+        assert below > 30005
+        await tab.press("ArrowUp")
+        await expect(tab.text(".t.cur")).to_have_text("30000")
         assert await tokens.count() < 15_000
 
 
@@ -478,6 +485,18 @@ async def test_a_file_that_is_replaced_is_shown_anew_and_says_so(viewer, sample,
     )
     await expect(tab.page.get_by_role("alert")).to_contain_text("replaced or rewritten")
     await expect(tab.text("tbody tr")).to_contain_text("quite new")
+
+
+async def test_a_row_that_is_not_whole_shows_its_json(viewer, sample, tabs):
+    tab = await tabs(viewer, "/rows")
+    line = sample.read_bytes().splitlines(keepends=True)[1]
+    with sample.open("ab") as end:
+        end.write(line.replace(b'"logprobs":[', b'"logprobs":["x",').replace(b"math_a", b"new_a"))
+    await expect(tab.page.get_by_label("Agent").get_by_text("new_agent")).to_have_count(1)
+    await tab.open("/row/9")
+    await expect(tab.text(".problem")).to_contain_text("line 9 is no record of a row")
+    await expect(tab.text(".raw-tree")).to_contain_text("rollout_id")
+    tab.wrong.clear()
 
 
 async def test_what_is_not_there_is_said_in_the_page(viewer, tabs):

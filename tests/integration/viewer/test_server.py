@@ -187,7 +187,9 @@ async def test_a_token_opens_the_page_once_and_leaves_the_address(sample):
         status, headers, _ = await client.raw("/row/2?tab=raw&token=s3cret-token")
         assert (status, headers["Location"]) == (303, "/row/2?tab=raw")
         assert "HttpOnly" in headers["Set-Cookie"]
-        assert "SameSite=Strict" in headers["Set-Cookie"]
+        assert "SameSite=Lax" in headers["Set-Cookie"]
+        port = viewer.url.split(":")[2].split("/")[0]
+        assert headers["Set-Cookie"].startswith(f"gymrl_viewer_{port}=")
         cookie = headers["Set-Cookie"].split(";")[0]
         other = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         async with other:
@@ -240,3 +242,17 @@ async def test_a_row_whose_file_is_gone_is_a_conflict_and_not_a_crash(client, sa
     await client.get("/api/groups")
     sample.unlink()
     assert "No such file" in (await client.get("/api/rows/2", status=409))["error"]
+
+
+async def test_a_row_that_is_not_whole_still_has_its_json(client, sample):
+    line = sample.read_bytes().splitlines(keepends=True)[1]
+    with sample.open("ab") as end:
+        end.write(line.replace(b'"logprobs":[', b'"logprobs":["x",'))
+
+    async def has_it():
+        return (await client.get("/api/status"))["rows"] == 8
+
+    await until(has_it)
+    assert "line 9 is no record" in (await client.get("/api/rows/9", status=422))["error"]
+    node = await client.get('/api/rows/9/raw?path=["trajectory","logprobs"]')
+    assert node["entries"][0]["preview"] == "x"

@@ -3,7 +3,7 @@
 import pytest
 
 from gymrl.cli import main
-from gymrl.cli.view import token_of, tokenizer_of
+from gymrl.cli.view import file_of, token_of, tokenizer_of
 from tests.rollout_files import trajectory, write_rollouts
 
 
@@ -42,3 +42,10 @@ def test_a_token_is_the_environments_or_new_where_one_is_required(monkeypatch):
 def test_a_tokenizer_that_is_no_shipped_model_is_taken_by_its_name():
     assert tokenizer_of("some/where") == "some/where"
     assert tokenizer_of(None) is None
+
+
+def test_of_an_evaluations_directory_its_rollouts_are_shown(tmp_path):
+    sample = write_rollouts(tmp_path / "rollouts.jsonl", [trajectory()])
+    assert file_of(tmp_path) == sample
+    assert file_of(sample) == sample
+    assert file_of(tmp_path / "nowhere") == tmp_path / "nowhere"
