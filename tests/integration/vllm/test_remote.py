@@ -1,5 +1,7 @@
 """Real vLLM servers by URL: two of them, one is killed, and comes back."""
 
+import os
+
 import aiohttp
 import anyio
 import anyio.to_thread
@@ -28,11 +30,24 @@ from tests.integration.vllm.servers import Servers, free_ports, get, ready
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 END_IDS = (2,)
+VARIABLE = "GYMRL_TEST_VLLM_KEY"
+KEY = "key-of-the-servers"
+
+
+def by_url(*urls, **settings) -> VllmConfig:
+    return VllmConfig(base_urls=urls, api_key_env=VARIABLE, **settings)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _key():
+    os.environ[VARIABLE] = KEY
+    yield
+    del os.environ[VARIABLE]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(models):
-    servers = Servers(models.first)
+    servers = Servers(models.first, (f"--enable-scale-out --api-key {KEY}", f"--api-key {KEY}"))
     try:
         for place in range(2):
             servers.start(place)
@@ -45,10 +60,17 @@ async def servers(models):
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def generator(servers):
-    config = VllmConfig(base_urls=servers.urls, probe_interval_s=0.3)
+    config = by_url(*servers.urls, probe_interval_s=0.3)
     generator = await RemoteVllmGenerator.connect(config, END_IDS)
     yield generator
     await generator.close()
+
+
+@pytest.mark.parametrize("variable", [None, "HOME"], ids=["no key", "another key"])
+async def test_servers_that_want_a_key_are_told_at_once(servers, variable):
+    config = VllmConfig(base_urls=servers.urls, api_key_env=variable)
+    with pytest.raises(ConfigError, match=r"HTTP 401.*vllm\.api_key_env"):
+        await RemoteVllmGenerator.connect(config, END_IDS)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["generate", "completions"])
@@ -56,7 +78,7 @@ async def generator(servers):
 async def test_tokens_and_log_probabilities_are_exact_on_either_route(
     servers, first, place, is_streamed
 ):
-    config = VllmConfig(base_urls=(servers.urls[place],))
+    config = by_url(servers.urls[place])
     generator = await RemoteVllmGenerator.connect(config, END_IDS)
     try:
         assert isinstance(generator, Generator)
@@ -126,7 +148,7 @@ async def test_requests_that_no_server_can_serve_are_refused(generator):
 
 
 async def test_servers_whose_log_probabilities_are_of_another_kind_are_refused(servers):
-    config = VllmConfig(base_urls=servers.urls)
+    config = by_url(*servers.urls)
     with pytest.raises(ConfigError, match="--logprobs-mode raw_logprobs"):
         await RemoteVllmGenerator.connect(config, END_IDS, "raw")
 
@@ -185,7 +207,7 @@ async def test_a_server_that_is_down_when_we_connect_is_left_out_and_its_calls_g
     servers,
 ):
     absent = f"http://127.0.0.1:{free_ports(1)[0]}"
-    config = VllmConfig(base_urls=(absent, servers.urls[1]), probe_interval_s=0.3)
+    config = by_url(absent, servers.urls[1], probe_interval_s=0.3)
     generator = await RemoteVllmGenerator.connect(config, END_IDS)
     try:
         assert list(generator.out) == [absent]
@@ -197,7 +219,7 @@ async def test_a_server_that_is_down_when_we_connect_is_left_out_and_its_calls_g
 
 async def test_a_service_stands_before_servers_that_run_elsewhere(servers, models):
     """Agents get token ids and the splice from gymrl; vLLM is only asked for tokens."""
-    config = engine_config(models.first, vllm=VllmConfig(base_urls=servers.urls))
+    config = engine_config(models.first, vllm=by_url(*servers.urls))
     async with gymrl.spawn(GenerationService, in_process=True, config=config) as service:
         endpoint = await service.call("start")
         assert endpoint.max_model_len == 512
