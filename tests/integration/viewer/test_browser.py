@@ -9,7 +9,7 @@ from playwright.async_api import expect
 
 from gymrl.types import Turn
 from gymrl.viewer import ViewerOptions, open_viewer
-from tests.integration.viewer.conftest import HOSTILE, TOKENIZER
+from tests.integration.viewer.sample import HOSTILE, TOKENIZER
 from tests.rollout_files import failure, trajectory, write_rollouts
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]

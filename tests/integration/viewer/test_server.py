@@ -9,7 +9,7 @@ import pytest
 
 from gymrl.errors import ConfigError
 from gymrl.viewer import ViewerOptions, open_viewer
-from tests.integration.viewer.conftest import HOSTILE, TOKENIZER, png
+from tests.integration.viewer.sample import HOSTILE, TOKENIZER, png
 from tests.rollout_files import failure, trajectory, write_rollouts
 
 
