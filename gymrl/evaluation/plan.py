@@ -150,8 +150,11 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
                 first_row += benchmark.repeats
 
     def to_json(self) -> str:
-        """The plan's file: sorted keys, two spaces, a newline at the end."""
-        return json.dumps(msgspec.to_builtins(self), sort_keys=True, indent=2) + "\n"
+        """The plan's file: two spaces, a newline at the end.
+
+        Keys stay in their order: a prompt shows the order of a tool's parameters.
+        """
+        return json.dumps(msgspec.to_builtins(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, what: str = "the plan") -> EvaluationPlan:

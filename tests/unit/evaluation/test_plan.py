@@ -30,6 +30,14 @@ def test_a_plan_survives_its_file(make_plan):
     assert json.loads(plan.to_json())["schema"] == "gymrl.evaluation-plan.v1"
 
 
+def test_a_plans_file_keeps_the_order_of_keys_which_prompts_show(make_plan):
+    tool = {"type": "function", "name": "add", "parameters": {"z": 1, "a": 2}}
+    params = {"input": "x", "tools": [tool]}
+    row = {"task_id": "t1", "task_source": "math", "responses_create_params": params}
+    again = EvaluationPlan.from_json(make_plan(tasks=(row,)).to_json())
+    assert json.dumps(again.benchmarks[0].rows) == json.dumps([row])
+
+
 @pytest.mark.parametrize(
     "changed",
     [
