@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from gymrl.errors import ConfigError, RankFailedError
 from gymrl.torchrun.line import STORE_TIMEOUT, StoreLine
+from gymrl.torchrun.rendezvous import fresh_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,8 +116,7 @@ class GroupWorld:
         self._timeout = timedelta(seconds=config.transfer_timeout_s)
         self._owns_default_group = not dist.is_initialized()
         if self._owns_default_group:
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, timeout=self._timeout)
+            self._make_default_group()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.group: Any = dist.new_group(backend="gloo", timeout=self._timeout)
@@ -127,6 +128,18 @@ class GroupWorld:
         except BaseException:
             self.line.close()
             raise
+
+    def _make_default_group(self) -> None:
+        """From the launcher's variables, with nothing of a former start of the job in it."""
+        store, rank, size = next(rendezvous("env://", timeout=self._timeout))
+        seconds = self._config.rollout.start_timeout_s
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=fresh_store(store, rank, size, seconds),
+            rank=rank,
+            world_size=size,
+            timeout=self._timeout,
+        )
 
     def _open_line(self) -> StoreLine:
         where = f"{socket.gethostname()}, process {os.getpid()}"

@@ -75,7 +75,7 @@ def test_it_learns_with_other_seeds_too(tmp_path, seed):
 
 @pytest.mark.timeout(300)
 def test_a_tiny_model_learns_to_ask_a_tool_and_to_say_what_it_answered(tmp_path):
-    finish(start(tmp_path, "steps=24", "checkpoint_every=0", ranks=0, task="look_up"), 280)
+    finish(start(tmp_path, "steps=22", "checkpoint_every=0", ranks=0, task="look_up"), 280)
     assert_learned(tmp_path)
 
 
