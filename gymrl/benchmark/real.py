@@ -105,7 +105,8 @@ def gym_servers(
     Raises:
         ConfigError: Gym has no such model type.
     """
-    servers = {**source.presets, **plain_overrides(overrides)}
+    # Datasets are no part of serving, but Gym resolves what their paths are made of.
+    servers = {"work_dir": ".", **source.presets, **plain_overrides(overrides)}
     paths = [str(source.file)]
     if model_type == RESPONSES_ENDPOINT:
         for key in _POLICY_KEYS:
@@ -114,6 +115,28 @@ def gym_servers(
         paths.append(_model_config(model_type, roots))
     servers[CONFIG_PATHS] = [*paths, *(servers.get(CONFIG_PATHS) or [])]
     return servers
+
+
+def with_model_server(
+    served: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    model_type: str,
+    roots: Sequence[SearchRoot],
+) -> dict[str, Any]:
+    """What Gym is asked to read where its model server stands before servers of ours alone.
+
+    Args:
+        served: The instances of ours, resolved.
+        overrides: The caller's; those of the policy are Gym's to read.
+        model_type: Which model server.
+        roots: Where Gym's configurations are looked up.
+
+    Raises:
+        ConfigError: Gym has no such model type.
+    """
+    plain = plain_overrides(overrides)
+    policy = {key: plain[key] for key in (*_POLICY_KEYS, POLICY_MODEL) if key in plain}
+    return {**served, **policy, CONFIG_PATHS: [_model_config(model_type, roots)]}
 
 
 def _model_config(model_type: str, roots: Sequence[SearchRoot]) -> str:

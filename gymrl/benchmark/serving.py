@@ -21,6 +21,7 @@ from gymrl.benchmark.real import (
     real_instances,
     refuse_real,
     refuse_without_gym,
+    with_model_server,
 )
 from gymrl.benchmark.roots import find_benchmark, search_roots
 from gymrl.benchmark.servers import BenchmarkServers, ServingConfig
@@ -170,8 +171,13 @@ class ServedBenchmark:
             return serving_config(config, asked.registry_port)
         if gym is None:
             raise _no_gym(real, asked.model_type)
+        if real:
+            servers = gym_servers(source, overrides, asked.model_type, places)
+        else:
+            ours = _served_instances(config)
+            servers = with_model_server(ours, overrides, asked.model_type, places)
         run = RealRun(
-            servers=gym_servers(source, overrides, asked.model_type, places),
+            servers=servers,
             python=gym.python,
             roots=asked.roots,
             log_dir=os.path.join(asked.work_dir, "logs") if asked.work_dir is not None else None,
