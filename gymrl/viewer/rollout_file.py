@@ -97,7 +97,8 @@ class RolloutFile:
             raise ConfigError(f"{self.path}: {error.strerror}", setting=str(self.path)) from error
         if first.broken and first.broken[0].line == 1:
             raise ConfigError(
-                f"{self.path}: the first line is no record of rollouts: {first.broken[0].error}",
+                f"{self.path}: the first line is no record of rollouts that can be read: "
+                f"{first.broken[0].error}",
                 setting=str(self.path),
             )
         self.index.extend(first)

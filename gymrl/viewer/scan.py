@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from gymrl.gym.schema import LENGTH_REASONS
+from gymrl.records.schema import SCHEMA
 from gymrl.types import FailureKind, Reward
 
 MAX_LINE_BYTES = 1 << 29
@@ -238,6 +239,9 @@ class LineScanner:
         try:
             record = _decoder.decode(line)
             if isinstance(record, _Run):
+                if record.schema > SCHEMA:
+                    text = f"schema {record.schema}; this gymrl reads up to {SCHEMA}: upgrade it"
+                    found.broken.append(BrokenLine(self._lines, offset, text))
                 self._runs += 1
                 found.runs.append((offset, len(line)))
             else:

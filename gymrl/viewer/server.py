@@ -133,7 +133,9 @@ async def open_viewer(
 
 
 async def _listen(runner: web.AppRunner, options: ViewerOptions) -> tuple[str, int]:
-    site = web.TCPSite(runner, options.host, options.port)
+    # "localhost" may be two addresses, and a free port of each would be another one.
+    listen = "127.0.0.1" if options.host == "localhost" else options.host
+    site = web.TCPSite(runner, listen, options.port)
     try:
         await site.start()
     except OSError as error:

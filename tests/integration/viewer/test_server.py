@@ -198,6 +198,15 @@ async def test_a_token_opens_the_page_once_and_leaves_the_address(sample):
             assert (await again.raw("/api/status"))[0] == 403
 
 
+async def test_localhost_is_one_address(sample):
+    options = ViewerOptions(host="localhost")
+    async with open_viewer(sample, options) as viewer, aiohttp.ClientSession() as session:
+        assert viewer.url.startswith("http://localhost:")
+        assert (await Client(session, viewer.url).raw("/api/status"))[0] == 200
+        numbers = viewer.url.replace("localhost", "127.0.0.1")
+        assert (await Client(session, numbers).raw("/api/status"))[0] == 200
+
+
 async def test_beyond_loopback_a_token_is_required(sample):
     with pytest.raises(ConfigError, match="--token"):
         async with open_viewer(sample, ViewerOptions(host="0.0.0.0")):

@@ -144,6 +144,13 @@ async def test_what_is_no_file_of_rollouts_is_refused(tmp_path, content):
             pass
 
 
+async def test_a_file_of_a_newer_format_is_refused(path):
+    path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":99'))
+    with pytest.raises(ConfigError, match="schema 99; this gymrl reads up to 1: upgrade it"):
+        async with RolloutFile(path):
+            pass
+
+
 async def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         async with RolloutFile(tmp_path / "nowhere.jsonl"):
