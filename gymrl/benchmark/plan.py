@@ -271,8 +271,11 @@ class PlannedBenchmark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {task.task_id.task_id: task.digest for task in self.plan.tasks}
 
     def to_json(self) -> str:
-        """The planned benchmark as JSON text, for another process; :meth:`from_json` reads it."""
-        return json.dumps(msgspec.to_builtins(self), **_FILE_FORMAT) + "\n"
+        """The planned benchmark as JSON text, for another process; :meth:`from_json` reads it.
+
+        The rows' keys stay in their order: a prompt shows the order of a tool's parameters.
+        """
+        return json.dumps(msgspec.to_builtins(self), **(_FILE_FORMAT | {"sort_keys": False})) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PlannedBenchmark:

@@ -147,6 +147,12 @@ def planned():
 
 def test_a_planned_benchmark_travels_as_json():
     assert PlannedBenchmark.from_json(planned().to_json()) == planned()
+
+
+def test_rows_for_another_process_keep_the_order_of_keys_which_prompts_show():
+    row = task("a", tools=[{"name": "add", "parameters": {"z": 1, "a": 2}}])
+    text = PlannedBenchmark(make_plan([row]), [row]).to_json()
+    assert json.dumps(PlannedBenchmark.from_json(text).rows) == json.dumps([row])
     assert planned().task_ids() == ["a", "b"]
     assert planned().task_digests()["a"] == task_digest(task("a"))
     assert planned().gym_commit is None
