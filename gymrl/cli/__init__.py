@@ -1,4 +1,4 @@
-"""The command line: ``gymrl rollout``, ``doctor``, ``serve``, ``view`` and ``benchmarks``.
+"""The command line: ``gymrl rollout``, ``eval``, ``doctor``, ``serve``, ``view``, ``benchmarks``.
 
 Thin over the library: options become a configuration, the engine runs it, the records module writes
 it. Exit codes: 0, 1 when a row failed or the run broke, 2 when an option, a setting or a row is

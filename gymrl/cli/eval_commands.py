@@ -171,6 +171,10 @@ def run(  # noqa: PLR0913 - one parameter an option
     row_timeout: Annotated[
         float, typer.Option(min=0.001, help="Deadline of one attempt, in seconds.")
     ] = 1800.0,
+    start_timeout: Annotated[
+        float,
+        typer.Option(min=0.001, help="Deadline for model and servers to be ready, in seconds."),
+    ] = 300.0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Throw away what --output holds.")
     ] = False,
@@ -216,6 +220,7 @@ def run(  # noqa: PLR0913 - one parameter an option
         concurrency=concurrency,
         max_tries=max_tries,
         row_timeout_s=row_timeout,
+        start_timeout_s=start_timeout,
     )
     raise typer.Exit(
         run_command(planned, options, output, overwrite=overwrite, extend=extend, verbose=verbose)
