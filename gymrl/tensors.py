@@ -90,7 +90,8 @@ class RolloutBatch:
         missing_routes: int64 ``[B]``: tokens of each sample that a loss may depend on and whose
             route is not known; None without routes.
         media_inputs: Model inputs of all images, packed in the order of the samples and of their
-            tokens (``pixel_values``, ``image_grid_thw``, ...); empty without images.
+            tokens (``pixel_values``, ``image_grid_thw``, ...), and, where the model takes it, which
+            of `token_ids` are images (``mm_token_type_ids`` ``[B, T]``); empty without images.
     """
 
     final_batch: dict[str, Any]
@@ -212,12 +213,15 @@ def to_batch(  # noqa: PLR0913 - what a batch is like is said in one place
             [s.trajectory is None or s.trajectory.mask_sample for s in samples]
         )
     media_inputs = _attached_images(samples, images)
+    token_ids_BT = _pad([sample.token_ids for sample in samples], width, pad_token_id)
+    if images is not None and media_inputs:
+        media_inputs |= images.token_types(token_ids_BT)
     first_prompts = [sample.messages[0]["token_ids"] for sample in samples]
     longest_prompt = max(prompt.shape[0] for prompt in first_prompts)
     return RolloutBatch(
         final_batch=columns,
         input_ids=_pad(first_prompts, longest_prompt, pad_token_id),
-        token_ids=_pad([sample.token_ids for sample in samples], width, pad_token_id),
+        token_ids=token_ids_BT,
         token_mask=_pad([sample.token_mask for sample in samples], width, False),
         generation_logprobs=_pad([sample.logprobs for sample in samples], width, 0.0),
         weight_versions=_pad([sample.weight_versions for sample in samples], width, -1),

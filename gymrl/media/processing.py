@@ -28,7 +28,8 @@ PROBE_PIXELS = 112
 """Width and height of the blank image that a processor is tried with."""
 
 KEPT_SIZES = 1024
-TEXT_KEYS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+TEXT_KEYS = frozenset({"input_ids", "attention_mask", *TOKEN_TYPES})
 
 
 class ImageProcessor:
@@ -44,6 +45,7 @@ class ImageProcessor:
     Attributes:
         pack_dims: For each model input that images have, the dimension that counts images (or
             their patches or tiles).
+        token_type_names: Inputs of the text that say which of its tokens are images.
 
     Raises:
         UnsupportedOptionError: The processor can't be used so; says why. It is tried with one and
@@ -56,6 +58,7 @@ class ImageProcessor:
         self._name = type(processor).__name__
         self._image_token, self.image_token_id = self._placeholder()
         self._sizes: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self.token_type_names: tuple[str, ...] = ()
         self.pack_dims = self._probe()
 
     @classmethod
@@ -132,6 +135,18 @@ class ImageProcessor:
             inputs[EXACT_SIZES] = sizes.repeat(pixels.shape[0], 1)
         return inputs
 
+    def token_types(self, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Inputs that say which tokens are images, where the model takes any.
+
+        Args:
+            token_ids: Of any shape, padded or not.
+
+        Returns:
+            ``mm_token_type_ids`` or ``token_type_ids``: 1 at placeholders, 0 elsewhere.
+        """
+        is_image = (token_ids == self.image_token_id).long()
+        return dict.fromkeys(self.token_type_names, is_image)
+
     def pack(self, parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """The inputs of several messages as one model call takes them.
 
@@ -169,6 +184,10 @@ class ImageProcessor:
                 f"one image is {count} tokens {self._image_token!r} and two are "
                 f"{self._count(two)}; images can't be told apart so"
             )
+        is_image = one["input_ids"] == self.image_token_id
+        self.token_type_names = tuple(
+            name for name in TOKEN_TYPES if name in one and torch.equal(one[name] != 0, is_image)
+        )
         names = [name for name, value in one.items() if not self._is_text(name, value, one)]
         return {name: self._grows(name, one[name], two.get(name)) for name in names}
 

@@ -68,6 +68,15 @@ def test_a_model_that_packs_patches_gets_those_of_all_images_in_order(paddle):
     assert all(torch.equal(packed[name], both[name]) for name in both)
 
 
+def test_a_model_that_asks_is_told_which_tokens_are_images(paddle, tokenizer):
+    pad = paddle.image_token_id
+    ids = torch.tensor([[1, pad, pad, 2], [pad, 1, 0, 0]])
+    assert paddle.token_type_names == ("mm_token_type_ids",)
+    types = paddle.token_types(ids)["mm_token_type_ids"]
+    assert types.tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
+    assert ImageProcessor(Ragged()).token_types(ids) == {}
+
+
 def test_the_tokens_of_an_image_are_those_of_the_processor(paddle):
     for width, height in ((28, 28), (100, 60), (500, 300), (31, 200)):
         shown = paddle._processor(
