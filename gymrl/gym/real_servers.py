@@ -204,7 +204,9 @@ async def _ask_gym(config: GymConfig, request: dict[str, Any]) -> dict[str, Any]
             f"gym_python={python!r} has no NeMo Gym that works: {answer['message']}",
             setting="gym_python",
         )
+    # Some of Gym's errors say where they are in what is printed before them.
+    said = f"\nIt wrote:\n{answer['said']}" if answer["said"] else ""
     raise ConfigError(
-        f"NeMo Gym refuses the configuration: {answer['error']}: {answer['message']}",
+        f"NeMo Gym refuses the configuration: {answer['error']}: {answer['message']}{said}",
         setting="servers",
     )

@@ -178,3 +178,11 @@ async def test_what_gym_refuses_is_told_in_gyms_words(gym_python):
     async with spawn(GymService, in_process=True, config=gym_config(gym_python, servers)) as gym:
         with pytest.raises(ConfigError, match=r"NeMo Gym refuses .*nowhere"):
             await gym.call("spin_up", ["http://127.0.0.1:9/v1"], "policy")
+
+
+async def test_what_gym_only_prints_about_a_configuration_is_told_too(gym_python):
+    no_domain = {"resources_servers": {"equivalence_rule": {"entrypoint": "app.py"}}}
+    servers = {"config_paths": SERVERS["config_paths"], "vague": no_domain}
+    async with spawn(GymService, in_process=True, config=gym_config(gym_python, servers)) as gym:
+        with pytest.raises(ConfigError, match=r"(?s)It wrote:.*'vague'.*domain"):
+            await gym.call("spin_up", ["http://127.0.0.1:9/v1"], "policy")
