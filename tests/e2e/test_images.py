@@ -45,8 +45,7 @@ async def test_a_forward_pass_over_a_batch_gives_the_log_probabilities_of_its_to
         logits = model(
             input_ids=batch.token_ids,
             attention_mask=(columns < batch.lengths[:, None]).long(),
-            mm_token_type_ids=is_image,
-            **batch.media_inputs,
+            **{"mm_token_type_ids": is_image, **batch.media_inputs},
         ).logits
     logprobs = torch.log_softmax(logits[:, :-1], -1)
     chosen = logprobs.gather(2, batch.token_ids[:, 1:, None])[..., 0]
