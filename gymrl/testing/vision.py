@@ -131,6 +131,14 @@ def build_tiny_vision_model(
         config = _config(tokenizer, max_model_len)
         model = transformers.PaddleOCRVLForConditionalGeneration(config).float()
         _spread_weights(model)
+        _never_say(
+            model,
+            [
+                tokenizer.image_token_id,
+                tokenizer.vision_start_token_id,
+                tokenizer.vision_end_token_id,
+            ],
+        )
         model.save_pretrained(target)
     processor.save_pretrained(target)
     return target
@@ -185,6 +193,24 @@ def _spread_weights(model: Any) -> None:
     # another size than the model was made for. Rotary ones remain, and are the same in both.
     embeddings = model.model.visual.vision_model.embeddings
     torch.nn.init.zeros_(embeddings.position_embedding.weight)
+
+
+@torch.no_grad()
+def _never_say(model: Any, token_ids: list[int]) -> None:
+    """Make the model all but certain not to sample these tokens, as trained models are.
+
+    One number of every hidden state is made a positive constant that no layer writes to; what
+    these tokens' logits read is that number alone, times a large negative weight.
+    """
+    text, projector = model.model.language_model, model.model.projector
+    text.embed_tokens.weight[:, 0] = 1.0
+    projector.linear_2.weight[0] = 0.0
+    projector.linear_2.bias[0] = 1.0
+    for layer in text.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.down_proj.weight[0] = 0.0
+    model.lm_head.weight[token_ids] = 0.0
+    model.lm_head.weight[token_ids, 0] = -100.0
 
 
 def build_image(width: int, height: int, seed: int = 0) -> bytes:

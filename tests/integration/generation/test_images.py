@@ -84,7 +84,9 @@ async def test_requests_with_and_without_images_are_decoded_together(policy, ref
     """Positions run on differently behind images; rows of one batch must not mix them up."""
     assert isinstance(policy.generator, ImageGenerator)
     shown = [[SMALL, TALL], [], [TALL], [SMALL], [SMALL, SMALL, TALL], []]
-    samplings = [SamplingParams(max_tokens=8 + 5 * i, ignore_eos=True) for i in range(len(shown))]
+    samplings = [
+        SamplingParams(max_tokens=8 + 5 * i, ignore_eos=True, seed=i) for i in range(len(shown))
+    ]
     completions = await gather_bounded(
         lambda i: asked(policy, question(*shown[i]), sampling=samplings[i]), range(len(shown))
     )

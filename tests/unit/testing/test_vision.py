@@ -46,6 +46,19 @@ def test_what_an_image_shows_changes_the_next_token(directory):
     assert (logits[0] - logits[1]).abs().max() > 0.5
 
 
+@pytest.mark.parametrize("images", [[], [(56, 84)], [(112, 28), (28, 28)]])
+def test_the_model_does_not_sample_the_tokens_of_images(directory, images):
+    model = transformers.AutoModelForImageTextToText.from_pretrained(directory).eval()
+    config = model.config
+    marks = [config.image_token_id, config.vision_start_token_id, config.vision_end_token_id]
+    shown = [picture(*size) for size in images]
+    inputs = processed(directory, shown) if shown else {"input_ids": torch.arange(300)[None]}
+    with torch.no_grad():
+        probabilities = model(**inputs).logits[0].softmax(-1)
+    assert probabilities[:, marks].max() < 1e-6
+    assert probabilities.max() < 0.9
+
+
 def test_the_weights_are_a_function_of_the_seed(tmp_path, directory):
     same = build_tiny_vision_model(tmp_path / "same", seed=0)
     other = build_tiny_vision_model(tmp_path / "other", seed=1)
