@@ -2,7 +2,7 @@
 
 The items of a request and of its answer are walked in order: images wait until an item that was
 sampled, and belong to the prompt of that turn. What is such an item is
-:func:`~gymrl.gym.schema.is_turn`, which decides for tokens and images alike; were there two rules,
+``gymrl.gym.schema.is_turn``, which decides for tokens and images alike; were there two rules,
 every later turn could get another turn's images.
 """
 

@@ -97,7 +97,7 @@ def has_image_processor(tokenizer: Any) -> bool:
 def extract_input_images_from_message(
     item: Mapping[str, Any], media: MediaConfig | None = None
 ) -> list[Image.Image]:
-    """The images of an item of the Responses API; see :func:`gymrl.gym.images.image_sources`.
+    """The images of an item of the Responses API; see ``gymrl.gym.images.image_sources``.
 
     Only data URLs are read here; rollouts read others, where their configuration says so.
 
@@ -115,7 +115,7 @@ def index_per_turn_images(
     input_messages: Sequence[Mapping[str, Any]] | None = None,
     media: MediaConfig | None = None,
 ) -> list[list[Image.Image]]:
-    """The images of each trainable turn; see :func:`gymrl.gym.images.bin_images`.
+    """The images of each trainable turn; see ``gymrl.gym.images.bin_images``.
 
     Raises:
         MediaError: As :func:`extract_input_images_from_message`.
