@@ -1,15 +1,16 @@
 """The page in a real browser: what it shows, how it is moved in, and what it must not do."""
 
 import asyncio
+import hashlib
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 
-from gymrl.types import Turn
+from gymrl.types import ImageRef, Turn
 from gymrl.viewer import ViewerOptions, open_viewer
-from tests.integration.viewer.sample import HOSTILE, TOKENIZER
+from tests.integration.viewer.sample import HOSTILE, TOKENIZER, png
 from tests.rollout_files import failure, trajectory, write_rollouts
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
@@ -301,6 +302,21 @@ async def test_a_conversation_shows_calls_results_and_images(viewer, tabs):
     await expect(tab.page.get_by_text("Image elsewhere, not fetched")).to_contain_text(
         "https://example.invalid/cat.png"
     )
+
+
+async def test_a_turn_shows_its_images_and_a_token_its_experts(tmp_path, tabs):
+    digest = hashlib.sha256(png()).hexdigest()
+    shown = ImageRef(digest=digest, media_type="image/png", width=8, height=6)
+    routes = np.arange(5 * 2 * 3, dtype=np.int8).reshape(5, 2, 3)
+    made = trajectory(images=((shown,),), media={digest: png()}, routed_experts=routes)
+    async with open_viewer(write_rollouts(tmp_path / "r.jsonl", [made])) as viewer:
+        tab = await tabs(viewer, "/row/2#t4")
+        image = tab.page.get_by_role("img", name="Image of turn 1, 8 by 6 pixels")
+        await expect(image).to_be_visible()
+        assert await image.evaluate("(one) => one.decode().then(() => one.naturalWidth)") == 8
+        await expect(tab.page.get_by_role("complementary")).to_contain_text("3 in each of 2 layers")
+        await tab.page.get_by_role("button", name="Experts").click()
+        await expect(tab.text(".experts")).to_have_text("experts by layer 24 25 26 | 27 28 29")
 
 
 async def test_a_failure_shows_its_facts_and_its_traceback(viewer, tabs):
