@@ -21,11 +21,10 @@ from gymrl.compat.nemo_rl.generation import (
     generate_responses_async,
 )
 from gymrl.compat.nemo_rl.media import (
-    PackedTensor,
     attach_initial_nemo_gym_image_payloads,
-    attach_static_multimodal_payload,
     get_pad_dynamic_image_shapes,
 )
+from gymrl.compat.nemo_rl.message_media import PackedTensor, attach_static_multimodal_payload
 from gymrl.compat.nemo_rl.native import (
     run_async_multi_turn_rollout,
     run_async_multi_turn_rollout_groups,

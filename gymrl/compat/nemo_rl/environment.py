@@ -209,7 +209,7 @@ class NemoGym:
                 place in the list does.
             timer_prefix: Put before the timings' names.
             deduplicate_multimodal_data: Leave the media of a prompt's images out of its result,
-                which is marked then; :func:`.media.reattach_original_multimodal_payloads` puts
+                which is marked then; :func:`.message_media.reattach_original_multimodal_payloads` puts
                 them back. Between processes each image crosses once in any case.
 
         Yields:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gymrl.compat.nemo_rl.media import refuse_media
+from gymrl.compat.nemo_rl.message_media import refuse_media
 from gymrl.compat.nemo_rl.policies import generator_of, policy_sampling
 from gymrl.compat.nemo_rl.results import (
     RolloutGroupResult,

@@ -14,9 +14,11 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 
 from gymrl.compat.nemo_rl import NemoGym, run_async_nemo_gym_rollout
 from gymrl.compat.nemo_rl.media import (
+    attach_initial_nemo_gym_image_payloads,
+)
+from gymrl.compat.nemo_rl.message_media import (
     OMITTED_MARK,
     PackedTensor,
-    attach_initial_nemo_gym_image_payloads,
     media_of,
     reattach_original_multimodal_payloads,
 )

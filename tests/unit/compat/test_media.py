@@ -11,20 +11,22 @@ import torch
 from PIL import Image
 
 from gymrl.compat.nemo_rl.media import (
-    OMITTED_MARK,
-    PackedTensor,
-    add_multimodal_generation_payload,
     attach_initial_nemo_gym_image_payloads,
-    attach_static_multimodal_payload,
     extract_input_images_from_message,
     get_pad_dynamic_image_shapes,
     image_sources_equal,
     index_per_turn_images,
+    without_initial_image_sources,
+)
+from gymrl.compat.nemo_rl.message_media import (
+    OMITTED_MARK,
+    PackedTensor,
+    add_multimodal_generation_payload,
+    attach_static_multimodal_payload,
     media_of,
     reattach_original_multimodal_payloads,
     reattach_static_multimodal_payloads_to_result,
     refuse_media,
-    without_initial_image_sources,
 )
 from gymrl.errors import ConfigError, MediaError, RowValueError, UnsupportedOptionError
 from gymrl.media import to_data_url
