@@ -48,7 +48,7 @@ class Share:
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """For each group: how many weight updates ago its oldest token was sampled."""
+        """How many weight updates ago each group's oldest token was sampled."""
         pairs = zip(self.groups, self.asked, strict=True)
         return tuple(oldest(group, self.version, asked) for group, asked in pairs)
 
