@@ -230,7 +230,7 @@ class LedgerReader:
     def routes(self, place: int) -> RoutesArray | None:
         """``[T, L, K]``: of a call's sequence; None where none of its calls has any.
 
-        Laid together as :class:`~gymrl.routed_experts.RouteSequence` does: the tokens of a call
+        Laid together as :class:`~gymrl.routed_experts.sequence.RouteSequence` does: the tokens of a call
         without routes have none, and the last token of a call has those of the call after it.
         """
         spans: list[tuple[int, int]] = []

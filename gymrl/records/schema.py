@@ -86,7 +86,7 @@ class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defau
 
 
 def written_routes(routes: RoutesArray | None) -> str | None:
-    """Routes as a file has them: see :func:`gymrl.routed_experts.encode_routes`."""
+    """Routes as a file has them: see :func:`~gymrl.routed_experts.envelope.encode_routes`."""
     return None if routes is None else encode_routes(routes)
 
 

@@ -46,7 +46,7 @@ def encode_routes(routes: npt.NDArray[Any]) -> str:
     """The envelope of routes.
 
     Args:
-        routes: ``[T, L, K]``, of one of :data:`~gymrl.routed_experts.ROUTES_DTYPES`.
+        routes: ``[T, L, K]``, of one of :data:`~gymrl.routed_experts.experts.ROUTES_DTYPES`.
 
     Raises:
         RouteFormatError: They have another rank or another type, or L or K is 0.
@@ -245,7 +245,7 @@ def routes_of_npy(value: str | bytes | npt.NDArray[Any], dtype: str | None = Non
 
     Args:
         value: The array, or the text.
-        dtype: Make them of this type; None: see :func:`~gymrl.routed_experts.signed_routes`.
+        dtype: Make them of this type; None: see :func:`~gymrl.routed_experts.experts.signed_routes`.
 
     Raises:
         RouteFormatError: It is none of the two, or no routes.

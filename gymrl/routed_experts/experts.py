@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gymrl.types import RoutesArray
 
 MISSING = -1
-"""In place of an expert id: no capture covered this token."""
+"""Stands in the place of an expert's id where no capture covered the token."""
 
 ROUTES_DTYPES: dict[str, np.dtype[np.signedinteger[Any]]] = {
     name: np.dtype(name) for name in ("int8", "int16", "int32")

@@ -37,7 +37,7 @@ class NemoGymConfig(TypedDict):
         require_routed_experts: A turn without the experts that its tokens went through fails the
             row. The policy's servers must return them.
         routed_experts_dtype: Of the routes: ``int8``, ``int16`` or ``int32``; None keeps what
-            came. :func:`gymrl.routed_experts.routes_dtype` says which fits a model.
+            came. :func:`~gymrl.routed_experts.experts.routes_dtype` says which fits a model.
         use_fastokens: Ignored: ids are decoded by the Rust tokenizer in any case.
         tokenizer_config: Its ``name`` is the tokenizer where :meth:`NemoGym.set_tokenizer` is not
             called.

@@ -1,7 +1,7 @@
 """An agent whose episodes are an environment of the verifiers package.
 
 The environment runs as it is, in a process of its own, under the interpreter that has it
-(:mod:`gymrl.gym.embedded.verifiers_peer`): it asks the policy over chat completions, steps, and
+(``verifiers_peer.py`` beside this module): it asks the policy over chat completions, steps, and
 scores itself. Tokens come from the policy server's ledger, because nothing of verifiers has to know
 about tokens; so the worker's ``token_source`` must be ``ledger``.
 """
