@@ -30,7 +30,10 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(abc|asyncio|collections|typing|pathlib|enum|logging|contextlib|random|types)(\..*)?",
     ),
-    (r"py:.*", r"(msgspec|numpy|np|npt|aiohttp|web|anyio|torch|transformers|tokenizers|PIL|Image)(\..*)?"),
+    (
+        r"py:.*",
+        r"(msgspec|numpy|np|npt|aiohttp|web|anyio|torch|transformers|tokenizers|PIL|Image)(\..*)?",
+    ),
     (r"py:(class|obj)", r"(.*\.)?([A-Z][A-Za-z]*T|T|R)"),
     # Aliases, and names that modules import for the type checker alone.
     (r"py:class", r"(.*\.)?(LogprobsMode|TokenCallback|WeightSource|PauseMode|FinishReason)"),

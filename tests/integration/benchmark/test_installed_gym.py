@@ -147,5 +147,7 @@ def test_a_prepare_script_that_fails_there_is_told_with_what_it_raised(gym, tmp_
 def test_servers_of_gyms_own_are_refused_by_name_where_there_is_no_gym(gym):
     policy = {"policy_base_url": "http://127.0.0.1:9/v1", "policy_model_name": "m"}
     served = gymrl.serve_benchmark("theirs", overrides=policy, roots=[gym.packages])
-    with pytest.raises(RealServersError, match=r"own servers: theirs \(app\.py\), .* none was found"):
+    with pytest.raises(
+        RealServersError, match=r"own servers: theirs \(app\.py\), .* none was found"
+    ):
         served.__enter__()

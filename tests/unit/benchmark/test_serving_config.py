@@ -100,7 +100,9 @@ def test_a_registry_port_that_is_no_port_is_refused(port):
 
 def test_a_model_server_of_nemo_gyms_is_refused_where_there_is_no_nemo_gym(monkeypatch):
     monkeypatch.delenv("GYMRL_GYM_PYTHON", raising=False)
-    with pytest.raises(ConfigError, match=r"model_type='vllm_model' is a model server of NeMo Gym.s"):
+    with pytest.raises(
+        ConfigError, match=r"model_type='vllm_model' is a model server of NeMo Gym.s"
+    ):
         with serve_benchmark("chain_sum", "vllm_model", POLICY):
             pass
 
