@@ -9,6 +9,7 @@ import msgspec
 from rich.table import Table
 
 from gymrl.cli.consoles import configure_logging, error_console, output_console
+from gymrl.cli.rollout_files import file_of
 from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams
 from gymrl.errors import ConfigError
 from gymrl.records import RowRecord, read_records, read_run
@@ -161,6 +162,10 @@ def verdict(gap: FileGap, tolerance: float) -> str:
 def doctor_command(paths: Sequence[Path], options: DoctorOptions) -> int:
     """Run the command.
 
+    Args:
+        paths: Files of rollouts, or directories of evaluations.
+        options: What they are checked against.
+
     Returns:
         0 when every file's largest gap is within the tolerance, else 1; a file without sampled
         tokens proves nothing and gives 1 too.
@@ -170,6 +175,7 @@ def doctor_command(paths: Sequence[Path], options: DoctorOptions) -> int:
         RowValueError: A file is not one of rollouts.
         BadLogprobsError: A recorded log-probability is not finite.
     """
+    paths = [file_of(path) for path in paths]
     for path in paths:
         read_run(path)
     configure_logging(error_console(), verbose=False)

@@ -10,6 +10,7 @@ import anyio
 
 from gymrl.cli import interrupt
 from gymrl.cli.consoles import configure_logging, error_console, output_console
+from gymrl.cli.rollout_files import file_of
 from gymrl.generation.models import SHIPPED, resolve_model
 from gymrl.viewer import new_token, open_viewer
 
@@ -18,14 +19,7 @@ if TYPE_CHECKING:
 
     from gymrl.viewer import ViewerOptions
 
-ROLLOUTS_FILE = "rollouts.jsonl"
 TOKEN_VARIABLE = "GYMRL_VIEW_TOKEN"
-
-
-def file_of(path: Path) -> Path:
-    """The file to show: `path`, or the rollouts in an evaluation's directory."""
-    inside = path / ROLLOUTS_FILE
-    return inside if inside.is_file() else path
 
 
 def token_of(required: bool) -> str | None:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from gymrl.errors import ConfigError, RowValueError
+from gymrl.records.grouping import GroupAssembler, Place, RowHead
 from gymrl.records.media import MediaFolder
 from gymrl.records.schema import SCHEMA, RowRecord, RunRecord
 from gymrl.types import RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 logger = logging.getLogger(__name__)
 
+_LOST_SHOWN = 5
+T = TypeVar("T")
+
 _line_decoder = msgspec.json.Decoder(RunRecord | RowRecord)
+_head_decoder = msgspec.json.Decoder(RunRecord | RowHead)
 
 
-def _read_lines(path: Path) -> Iterator[RunRecord | RowRecord]:
+def _read_lines(
+    path: Path, decoder: msgspec.json.Decoder[RunRecord | T]
+) -> Iterator[tuple[Place, RunRecord | T]]:
+    offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            place = Place(number, offset, len(line))
+            offset += len(line)
             try:
-                record = _line_decoder.decode(line)
+                record = decoder.decode(line)
             except msgspec.DecodeError as error:
                 if not line.endswith(b"\n") and not _decodes(line):
                     logger.warning(
@@ -35,15 +46,17 @@ def _read_lines(path: Path) -> Iterator[RunRecord | RowRecord]:
                         len(line),
                     )
                     return
-                raise RowValueError(
-                    f"{path}:{number}: not a record of rollouts: {error}"
-                ) from error
+                raise _no_record(path, number, error) from error
             if number == 1:
                 _check_header(path, record)
-            yield record
+            yield place, record
 
 
-def _check_header(path: Path, record: RunRecord | RowRecord) -> None:
+def _no_record(path: Path, number: int, error: msgspec.DecodeError) -> RowValueError:
+    return RowValueError(f"{path}:{number}: not a record of rollouts: {error}")
+
+
+def _check_header(path: Path, record: object) -> None:
     if not isinstance(record, RunRecord):
         raise ConfigError(f"{path}: the first line is no run record", setting=str(path))
     if record.schema > SCHEMA:
@@ -73,7 +86,7 @@ def read_run(path: str | Path) -> RunRecord:
     Raises:
         ConfigError: The file is missing or empty, or no file of rollouts that this version reads.
     """
-    for record in _open_lines(Path(path)):
+    for _, record in _open_lines(Path(path), _line_decoder):
         if isinstance(record, RunRecord):
             return record
     raise ConfigError(f"{path} holds no run", setting=str(path))
@@ -86,50 +99,93 @@ def read_records(path: str | Path) -> Iterator[RowRecord]:
         ConfigError: As :func:`read_run`.
         RowValueError: A line before the last is not what the schema says; names file and line.
     """
-    for record in _open_lines(Path(path)):
+    for _, record in _open_lines(Path(path), _line_decoder):
         if isinstance(record, RowRecord):
             yield record
 
 
-def _open_lines(path: Path) -> Iterator[RunRecord | RowRecord]:
+def _open_lines(
+    path: Path, decoder: msgspec.json.Decoder[RunRecord | T]
+) -> Iterator[tuple[Place, RunRecord | T]]:
     try:
-        yield from _read_lines(path)
+        yield from _read_lines(path, decoder)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", setting=str(path)) from error
 
 
 def read_groups(path: str | Path) -> Iterator[RolloutGroup]:
-    """Whole groups, one at a time; a group whose rows are not all there is left out.
+    """Whole groups, one at a time, in the order of their last rows.
 
-    Images come from the folder beside the file, where it is there; the attempts at a prompt share
-    their bytes.
+    Rows of different groups may be interleaved. In a file of an evaluation a group is what there is
+    of one task: of an attempt that was made again after it failed only the last line counts, groups
+    come once the file was read to its end, and they have no metrics, since nobody measured them
+    together. Groups whose rows are not all there are left out; at the end the log says how many.
+
+    What is held is one group and, of groups that are not over, some 500 bytes a line: their lines
+    are read a second time when they are. Images come from the folder beside the file, where it is
+    there; the attempts at a prompt share their bytes.
 
     Raises:
         ConfigError, RowValueError: As :func:`read_records`.
     """
-    held: list[RowRecord] = []
+    path = Path(path)
     folder = MediaFolder(path)
-    for record in read_records(path):
-        if held and (record.group, record.task_index) != (held[0].group, held[0].task_index):
-            logger.warning(
-                "%s: group %d has %d of %d rows; it is left out",
-                path,
-                held[0].group,
-                len(held),
-                held[0].group_size,
-            )
-            held = []
-        held.append(record)
-        if len(held) == record.group_size:
-            yield RolloutGroup(
-                index=record.group,
-                task_index=held[0].task_index,
-                rows=tuple(each.row(folder) for each in held),
-                samples=tuple(each.sample(folder) for each in held),
-                metrics=record.metrics,
-                timings=record.timings,
-            )
-            held = []
+    assembler = GroupAssembler()
+    try:
+        with path.open("rb", buffering=0) as file:
+            for place, record in _read_lines(path, _head_decoder):
+                if isinstance(record, RunRecord):
+                    assembler.begin_run()
+                elif (group := assembler.add(record, place)) is not None:
+                    yield _group_at(path, file.fileno(), group.places(), folder)
+            for group in assembler.finish():
+                yield _group_at(path, file.fileno(), group.places(), folder)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", setting=str(path)) from error
+    _tell_lost(path, assembler)
+
+
+def _group_at(
+    path: Path, descriptor: int, places: Sequence[Place], folder: MediaFolder
+) -> RolloutGroup:
+    """The group whose rows are at these places, in this order."""
+    records = []
+    for place in places:
+        try:
+            record = _line_decoder.decode(os.pread(descriptor, place.size, place.offset))
+        except msgspec.DecodeError as error:
+            raise _no_record(path, place.number, error) from error
+        if isinstance(record, RunRecord):
+            raise RowValueError(f"{path}:{place.number}: the line has changed while it was read")
+        records.append(record)
+    latest = records[max(range(len(places)), key=lambda at: places[at].number)]
+    alone = bool(latest.benchmark)  # each row of an evaluation is a stream of its own
+    return RolloutGroup(
+        index=latest.group,
+        task_index=latest.task_index,
+        rows=tuple(record.row(folder) for record in records),
+        samples=tuple(record.sample(folder) for record in records),
+        metrics={} if alone else next((r.metrics for r in records if r.metrics), {}),
+        timings=None
+        if alone
+        else next((r.timings for r in records if r.timings is not None), None),
+    )
+
+
+def _tell_lost(path: Path, assembler: GroupAssembler) -> None:
+    if not assembler.lost:
+        return
+    shown = ", ".join(
+        f"group {group.number} ({group.count} of {group.size} rows)"
+        for group in assembler.lost[:_LOST_SHOWN]
+    )
+    logger.warning(
+        "%s: %d groups lack rows and are left out: %s%s",
+        path,
+        len(assembler.lost),
+        shown,
+        ", ..." if len(assembler.lost) > _LOST_SHOWN else "",
+    )
 
 
 def finished_attempts(path: str | Path, config_digest: str) -> set[tuple[str, int]]:

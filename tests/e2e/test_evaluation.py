@@ -21,7 +21,7 @@ from gymrl.evaluation import (
     read_evaluation,
     run_evaluation,
 )
-from gymrl.records import read_records
+from gymrl.records import read_groups, read_records
 from gymrl.testing.models import build_tiny_model
 
 # Each run starts an interpreter with a model; a busy machine gets time for that.
@@ -125,3 +125,7 @@ def test_a_run_that_was_killed_and_continued_reports_what_an_unbroken_one_does(m
     assert (evaluation.duplicates, evaluation.foreign) == (0, 0)
     compared = compare(read_evaluation(whole), evaluation)
     assert [found.total.same for found in compared.benchmarks.values()] == [4, 4]
+    groups = list(read_groups(rollouts))
+    assert sorted(group.index for group in groups) == list(range(8))
+    assert {len(group.trajectories) for group in groups} == {4}
+    assert "32" in run("doctor", broken, "--model", model).stdout
