@@ -163,9 +163,8 @@ class Journal:
             return bool(file.readline())
 
     def _read(self) -> None:
-        lines = read_lines(self.path, self.plan)
         seen: set[str] = set()
-        for line in lines:
+        for _, line in read_lines(self.path, self.plan):
             key = (TaskKey(line.benchmark, line.task_digest), line.rollout_index)
             if key[0] not in self._known or line.rollout_id in seen:
                 continue

@@ -124,8 +124,8 @@ def run_record(plan: EvaluationPlan) -> RunRecord:
     return RunRecord(config_digest=plan.config_digest, notes=notes)
 
 
-def read_lines(path: Path, plan: EvaluationPlan) -> Iterator[RowLine]:
-    """The rows of an evaluation's file, in the order they were written.
+def read_lines(path: Path, plan: EvaluationPlan) -> Iterator[tuple[int, RowLine]]:
+    """The rows of an evaluation's file with their lines' numbers from 1, as they were written.
 
     A last line without its end is left out with a warning: it is being written, or a kill tore it.
 
@@ -154,7 +154,7 @@ def read_lines(path: Path, plan: EvaluationPlan) -> Iterator[RowLine]:
                 elif number == 1:
                     raise ConfigError(f"{path}: the first line is no run record", setting=str(path))
                 else:
-                    yield record
+                    yield number, record
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", setting=str(path)) from error
 

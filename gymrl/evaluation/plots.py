@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from gymrl.errors import ConfigError
 from gymrl.evaluation.journal import write_whole
 from gymrl.evaluation.report import report_evaluation
+from gymrl.evaluation.statistics import reward_histogram
 
 if TYPE_CHECKING:
     from gymrl.evaluation.comparison import Comparison
     from gymrl.evaluation.reading import Evaluation
     from gymrl.evaluation.report import EvaluationReport, PassEstimate
 
-_BINS = 20
 _INCHES = (6.4, 4.0)
 _DPI = 120
 _INK, _BLUE, _GREEN, _RED = "#333333", "#3465a4", "#4e9a06", "#cc0000"
@@ -95,8 +95,12 @@ def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]
 
 def _rewards(label: str, rewards: list[float], path: Path) -> Path:
     figure, axes = _figure()
-    low, high = min(0.0, *rewards), max(1.0, *rewards)
-    axes.hist(rewards, bins=_BINS, range=(low, high), color=_BLUE, edgecolor="white")
+    histogram = reward_histogram(rewards)
+    if histogram is not None:
+        width = (histogram.high - histogram.low) / len(histogram.counts)
+        edges = [histogram.low + place * width for place in range(len(histogram.counts))]
+        look = {"color": _BLUE, "edgecolor": "white"}
+        axes.bar(edges, histogram.counts, width=width, align="edge", **look)
     mean = sum(rewards) / len(rewards)
     axes.axvline(mean, color=_RED, linestyle="--", label=f"mean {mean:.3f}")
     axes.legend()

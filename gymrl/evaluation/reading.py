@@ -83,6 +83,7 @@ class TaskOutcome(msgspec.Struct, kw_only=True):
         repeats: Attempts that were asked for.
         attempts: Those that have a result, by repeat.
         failed: Those that have none and have failed, by repeat.
+        line: Line of the file, from 1, of the last row that counts; None where there is none.
     """
 
     key: TaskKey
@@ -91,6 +92,7 @@ class TaskOutcome(msgspec.Struct, kw_only=True):
     repeats: int
     attempts: dict[int, Attempt] = {}
     failed: dict[int, FailedAttempt] = {}
+    line: int | None = None
 
     @property
     def missing(self) -> int:
@@ -152,13 +154,14 @@ def read_evaluation(directory: str | Path) -> Evaluation:
     if not path.exists():
         return evaluation
     seen: set[str] = set()
-    for line in read_lines(path, plan):
+    for number, line in read_lines(path, plan):
         outcome = tasks.get(TaskKey(line.benchmark, line.task_digest))
         if outcome is None or not 0 <= line.rollout_index < outcome.repeats:
             evaluation.foreign += 1
         elif line.rollout_id in seen or line.rollout_index in outcome.attempts:
             evaluation.duplicates += 1
         else:
+            outcome.line = number
             _take(outcome, line)
             if line.trajectory is None:
                 seen.add(line.rollout_id)  # a finished one is known by its repeat

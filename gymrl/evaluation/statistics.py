@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 """Of every interval, unless a call says otherwise."""
 
+HISTOGRAM_BINS = 20
+"""Of every histogram, unless a call says otherwise."""
+
 _SERIES_STEPS = 10_000
 _TINY = 1e-300
 _RELATIVE = 1e-14
@@ -42,6 +45,43 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     standard_error: float | None = None
     tasks: int
     values: int
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """Values counted in bins of equal width.
+
+    Attributes:
+        low: Where the first bin begins.
+        high: Where the last one ends.
+        counts: Values in each bin, ``[low + i * width, low + (i + 1) * width)``; the last bin has
+            `high` as well.
+    """
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+
+
+def reward_histogram(rewards: Sequence[float], bins: int = HISTOGRAM_BINS) -> Histogram | None:
+    """How rewards are spread, from 0 or the least to 1 or the largest; None without any.
+
+    Args:
+        rewards: Finite numbers, in any order.
+        bins: At least 1.
+
+    Raises:
+        ValueError: There are no bins.
+    """
+    if bins < 1:
+        raise ValueError(f"bins={bins}: a histogram needs at least one")
+    if not rewards:
+        return None
+    low, high = min(0.0, *rewards), max(1.0, *rewards)
+    counts = [0] * bins
+    for reward in rewards:
+        # Divided before multiplied: a range of very large numbers has no finite reciprocal.
+        counts[min(int((reward - low) / (high - low) * bins), bins - 1)] += 1
+    return Histogram(low=low, high=high, counts=tuple(counts))
 
 
 def clustered_mean(tasks: Sequence[Sequence[float]], confidence: float = CONFIDENCE) -> Estimate:

@@ -11,6 +11,7 @@ from gymrl.evaluation.statistics import (
     pass_hat_k,
     percentile,
     powers_up_to,
+    reward_histogram,
     sign_test,
     student_quantile,
 )
@@ -166,3 +167,26 @@ def test_percentiles_lie_between_the_nearest_values():
     assert percentile([0, 10], 0.95) == pytest.approx(9.5)
     with pytest.raises(ValueError, match="at least one"):
         percentile([], 0.5)
+
+
+def test_a_histogram_reaches_from_0_to_1_and_its_last_bin_has_the_end():
+    found = reward_histogram([0.0, 0.25, 0.26, 1.0, 1.0], bins=4)
+    assert (found.low, found.high, found.counts) == (0.0, 1.0, (1, 2, 0, 2))
+
+
+def test_a_histogram_is_as_wide_as_the_rewards_are():
+    found = reward_histogram([-1.0, 0.0, 3.0], bins=4)
+    assert (found.low, found.high, found.counts) == (-1.0, 3.0, (1, 1, 0, 1))
+
+
+def test_there_is_no_histogram_of_nothing_nor_without_bins():
+    assert reward_histogram([]) is None
+    with pytest.raises(ValueError, match="bins=0"):
+        reward_histogram([1.0], bins=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.integers(1, 30))
+def test_a_histogram_counts_every_reward_once(rewards, bins):
+    found = reward_histogram(rewards, bins)
+    assert (len(found.counts), sum(found.counts)) == (bins, len(rewards))
