@@ -188,6 +188,18 @@ class MediaConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True)
 LogprobsMode = Literal["processed", "raw"]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _require_variable(setting: str, name: str | None) -> None:
+    if name is not None and not _VARIABLE.fullmatch(name):
+        # Not shown: it may be the key.
+        raise ConfigError(
+            f"{setting} holds something else than the name of an environment variable; "
+            "put the key into a variable and name that",
+            setting=setting,
+        )
+
+
 RoutesDtype = Literal["int8", "int16", "int32"]
 
 
@@ -224,13 +236,7 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_key_env: str | None = None
 
     def __post_init__(self) -> None:
-        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
-            # Not shown: it may be the key.
-            raise ConfigError(
-                "vllm.api_key_env holds something else than the name of an environment variable; "
-                "put the key into a variable and name that",
-                setting="vllm.api_key_env",
-            )
+        _require_variable("vllm.api_key_env", self.api_key_env)
         require(self.rank >= 0, "vllm.rank", self.rank, "must be 0 or more")
         require(
             self.tensor_parallel_size > 0,
@@ -368,6 +374,10 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             carries them. ``ledger``: the policy server kept them, by rollout id. ``both``: from the
             answer, and the row fails where the server's differ.
         require_tokens: An answer without a sampled token, or of a server that returns no token ids,
+        api_key_env: The environment variable, of the worker's process, which holds the key that the
+            policy servers ask for. A relay of the worker sends it as ``Authorization: Bearer``;
+            agents ask the relay. The key itself is in no configuration, agent, record or log. None:
+            no key.
             fails the row, unless a token limit explains it. False: it is a placeholder with its
             reward, which is enough for an evaluation.
         side_calls: Model calls that the main conversation does not continue, in a trajectory that
@@ -407,6 +417,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         "</function_call>",
     )
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    api_key_env: str | None = None
     token_source: Literal["messages", "ledger", "both"] = "messages"
     require_tokens: bool = True
     side_calls: Literal["drop", "keep"] = "drop"
@@ -439,6 +450,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "processor",
             self.processor,
             "set media too: without it no image is read",
+        _require_variable("gym.api_key_env", self.api_key_env)
         )
         require(self.row_timeout_s > 0, "row_timeout_s", self.row_timeout_s, "must be positive")
         require(
@@ -546,6 +558,13 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "num_workers",
             self.num_workers,
             "with shards, set each shard's replicas instead",
+        )
+        require(
+            self.gym.api_key_env is None or bool(self.gym.base_urls),
+            "gym.api_key_env",
+            self.gym.api_key_env,
+            "is for the policy servers of gym.base_urls; servers behind a generation block have "
+            "generation.vllm.api_key_env",
         )
         require(
             not (self.in_process and sum(s.replicas for s in self.shards.values()) > 1),

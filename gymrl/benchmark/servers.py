@@ -19,6 +19,7 @@ from gymrl.errors import ConfigError, GymRequestError, GymTransportError, Server
 from gymrl.gym.client import HttpPool
 from gymrl.gym.health import PROBE_INTERVAL_S
 from gymrl.gym.listener import PortRange
+from gymrl.gym.policy_key import REFUSED, KeyedPool
 from gymrl.gym.publication import split_address
 from gymrl.gym.servers import REGISTRY, ServerSet
 
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 30.0
-_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class ServingConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,8 +73,7 @@ class BenchmarkServers(Actor):
 
     async def _start(self) -> BaseServerConfig:
         config = self._config
-        headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-        policy_pool = await self._stack.enter_async_context(HttpPool(headers=headers))
+        policy_pool = await self._stack.enter_async_context(KeyedPool(config.api_key or None))
         pool = await self._stack.enter_async_context(HttpPool())
         policy_urls = []
         if not config.has_model_server:
@@ -143,7 +142,7 @@ async def _wait_for_models(pool: HttpPool, base_url: str, heard: dict[str, str])
                 heard[base_url] = error.message
             else:
                 heard[base_url] = f"HTTP {answer.status}: {answer.excerpt[:200]}"
-                if answer.status in _REFUSED:
+                if answer.status in REFUSED:
                     raise ConfigError(
                         f"the model endpoint refuses the key: {heard[base_url]} from {url}",
                         setting="policy_api_key",

@@ -143,6 +143,9 @@ def rollout(  # noqa: PLR0913 - one parameter an option
             "servers take turns."
         ),
     ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the key of --base-url.")
+    ] = None,
     model_name: Annotated[
         str | None, typer.Option(help="Name that requests ask the policy server for.")
     ] = None,
@@ -233,6 +236,7 @@ def rollout(  # noqa: PLR0913 - one parameter an option
         target=target,
         model=model,
         base_urls=tuple(base_url or ()),
+        api_key_env=api_key_env,
         model_name=model_name,
         tokenizer=tokenizer,
         servers=servers,
@@ -360,6 +364,9 @@ def doctor(  # noqa: PLR0913 - one parameter an option
     model_name: Annotated[
         str | None, typer.Option(help="Name that requests ask the policy server for.")
     ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the key of --base-url.")
+    ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(
@@ -396,7 +403,7 @@ def doctor(  # noqa: PLR0913 - one parameter an option
             )
         options = DoctorOptions(model=model, tolerance=tolerance, dtype=dtype, max_rows=max_rows)
         raise typer.Exit(doctor_command(rollouts, options))
-    raise typer.Exit(check_setup(model, base_url, model_name, tuple(without or ())))
+    raise typer.Exit(check_setup(model, base_url, model_name, tuple(without or ()), api_key_env))
 
 
 @app.command()

@@ -8,7 +8,7 @@ import msgspec
 
 from gymrl.concurrency import deadline
 from gymrl.errors import ConfigError, ServerError
-from gymrl.gym.client import HttpPool
+from gymrl.gym.policy_key import KeyedPool, require_taken
 
 ANSWER_WITHIN_S = 30.0
 DEFAULT_NAME = "policy"
@@ -38,22 +38,30 @@ def choose_model(names: list[str], base_url: str) -> str:
     return names[0]
 
 
-async def served_model_name(base_url: str) -> str:
+async def served_model_name(base_url: str, api_key: str | None = None) -> str:
     """Ask an OpenAI-compatible server which model it serves.
 
     Args:
         base_url: With ``/v1``.
+        api_key: Sent as a bearer token; None: no key.
 
     Raises:
         GymTransportError: Nothing answers there.
         DeadlineExceeded: It stays silent for thirty seconds.
         ServerError: What answers is no such server.
-        ConfigError: It serves none or several, so that a name is needed.
+        ConfigError: It serves none or several, so that a name is needed; or it refuses the key, or
+            wants one.
     """
     url = f"{base_url.rstrip('/')}/models"
-    async with HttpPool() as pool:
+    async with KeyedPool(api_key) as pool:
         with deadline(ANSWER_WITHIN_S, f"an answer of the policy server {url}"):
             answer = await pool.get(url)
+    remedy = (
+        "name the environment variable that holds its key with --api-key-env"
+        if api_key is None
+        else "the key that was sent is not one it takes: look into the variable of --api-key-env"
+    )
+    require_taken(answer, remedy, "--api-key-env")
     try:
         if answer.status != HTTPStatus.OK:
             raise msgspec.ValidationError(f"HTTP {answer.status}: {answer.excerpt}")

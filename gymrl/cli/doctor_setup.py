@@ -11,6 +11,7 @@ from rich.table import Table
 
 from gymrl.cli.consoles import configure_logging, error_console, output_console
 from gymrl.errors import ConfigError
+from gymrl.gym.policy_key import read_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -24,7 +25,11 @@ _STYLES = {"ok": "green", "note": "cyan", "warn": "yellow", "break": "bold red"}
 
 
 def check_setup(
-    model: str | None, base_url: str | None, model_name: str | None, without: Collection[str]
+    model: str | None,
+    base_url: str | None,
+    model_name: str | None,
+    without: Collection[str],
+    api_key_env: str | None = None,
 ) -> int:
     """Check a model's chat template, a server, or both, and print what was found.
 
@@ -33,12 +38,13 @@ def check_setup(
         base_url: With ``/v1``.
         model_name: What requests ask the server for.
         without: What the run does not do, and need not be checked.
+        api_key_env: The environment variable that holds the server's key.
 
     Returns:
         1 where a run would break, else 0.
 
     Raises:
-        ConfigError: Neither is named, or the model is not there.
+        ConfigError: Neither is named, the model is not there, or the variable holds no key.
         GenerationTransportError: The server can't be reached.
     """
     if model is None and base_url is None:
@@ -47,6 +53,11 @@ def check_setup(
             "files of rollouts with --model",
             setting="--model",
         )
+    if api_key_env is not None and base_url is None:
+        raise ConfigError(
+            "--api-key-env names the key of a server: add its --base-url", setting="--api-key-env"
+        )
+    key = read_key(api_key_env, "--api-key-env")
     configure_logging(error_console(), verbose=False)
     console = output_console()
     findings: list[Finding] = []
@@ -57,7 +68,7 @@ def check_setup(
     if base_url is not None:
         from gymrl.generation.server_check import check_server
 
-        found = anyio.run(check_server, base_url, model_name)
+        found = anyio.run(check_server, base_url, model_name, key)
         print_findings(console, f"server {base_url}", found)
         findings += found
     breaks = sum(finding.severity == "break" for finding in findings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from gymrl.evaluation import (
 )
 from gymrl.evaluation.journal import METRICS_FILE, PLAN_FILE, read_plan, write_whole
 from gymrl.evaluation.markdown import comparison_markdown, report_markdown
+from gymrl.gym.policy_key import read_key
 
 if TYPE_CHECKING:
     from gymrl.cli.progress import Display
@@ -172,16 +172,9 @@ def key_from(variable: str | None) -> str | None:
     """The key in an environment variable.
 
     Raises:
-        ConfigError: It is not set, or empty.
+        ConfigError: It is not set, empty, or cannot be sent.
     """
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise ConfigError(
-            f"--api-key-env {variable}: the variable is not set", setting="--api-key-env"
-        )
-    return key
+    return read_key(variable, "--api-key-env")
 
 
 def plan_command(options: PlanOptions, output: Path | None) -> int:
@@ -304,11 +297,7 @@ async def _with_served_name(plan: EvaluationPlan, options: RunOptions) -> Evalua
     policy = plan.settings.policy
     if policy.model is not None or policy.name is not None or not options.base_urls:
         return plan
-    if options.api_key is not None:
-        raise ConfigError(
-            "--model-name says what to ask a server for that wants a key", setting="--model-name"
-        )
-    name = await served_model_name(options.base_urls[0])
+    name = await served_model_name(options.base_urls[0], options.api_key)
     policy = msgspec.structs.replace(policy, name=name)
     return plan.with_settings(msgspec.structs.replace(plan.settings, policy=policy))
 

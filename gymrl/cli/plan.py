@@ -28,6 +28,7 @@ class RolloutOptions(msgspec.Struct, kw_only=True, frozen=True):
     target: str
     model: str | None = None
     base_urls: tuple[str, ...] = ()
+    api_key_env: str | None = None
     model_name: str | None = None
     tokenizer: str | None = None
     servers: Path | None = None
@@ -189,6 +190,14 @@ def _gym_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks) -> 
         block["base_urls"] = list(options.base_urls)
     elif options.model:
         block.pop("base_urls", None)
+        block.pop("api_key_env", None)
+    if options.api_key_env:
+        if not block.get("base_urls"):
+            raise ConfigError(
+                "--api-key-env names the key of a policy server: add its --base-url",
+                setting="--api-key-env",
+            )
+        block["api_key_env"] = options.api_key_env
     if options.model_name:
         block["model_name"] = options.model_name
     if options.tokenizer:

@@ -20,6 +20,7 @@ from gymrl.cli.report import print_summary
 from gymrl.concurrency import closing_stream
 from gymrl.errors import ConfigError, GymrlError
 from gymrl.generation.models import resolve_model
+from gymrl.gym.policy_key import read_key
 from gymrl.records import RecordWriter, RunRecord, config_digest
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.types import Failure
@@ -132,7 +133,8 @@ class _Run:
     async def _completed_config(self) -> RolloutConfig:
         config = self.plan.config
         if self.plan.asks_model_name:
-            name = await served_model_name(config.gym.base_urls[0])
+            key = read_key(config.gym.api_key_env, "--api-key-env")
+            name = await served_model_name(config.gym.base_urls[0], key)
             gym = msgspec.structs.replace(config.gym, model_name=name)
             config = msgspec.structs.replace(config, gym=gym)
         return await anyio.to_thread.run_sync(with_tokenizer, config, abandon_on_cancel=True)

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -20,8 +21,9 @@ from gymrl.evaluation.report import EvaluationReport, report_evaluation
 from gymrl.evaluation.servers import MergedServers, merged_servers
 from gymrl.evaluation.settings import RunOptions
 from gymrl.evaluation.tasks import attempt_row
-from gymrl.gym.client import HttpPool, failure_of
+from gymrl.gym.client import failure_of
 from gymrl.gym.listener import PortRange
+from gymrl.gym.policy_key import KeyedPool, require_taken
 from gymrl.gym.shards import row_route
 from gymrl.records.writer import records_of
 from gymrl.rollout.engine import RolloutEngine
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
 
     from gymrl.evaluation.journal import PendingRow
     from gymrl.evaluation.plan import EvaluationPlan
+    from gymrl.gym.client import HttpPool
     from gymrl.records.schema import RowRecord
 
 logger = logging.getLogger(__name__)
 
 _ONE = GroupSizes(group=1)
 _STOP_TIMEOUT_S = 10.0
+_KEY_TIMEOUT_S = 30.0
 
 
 class EvaluationObserver(Protocol):
@@ -149,13 +153,25 @@ async def _authenticated(options: RunOptions) -> AsyncIterator[RunOptions]:
     if options.api_key is None or not options.base_urls:
         yield options
         return
-    async with HttpPool(headers={"Authorization": f"Bearer {options.api_key}"}) as pool:
+    async with KeyedPool(options.api_key) as pool:
+        await gather_bounded(lambda url: _check_key(pool, url), options.base_urls)
         relay = PolicyServer(options.base_urls, pool, PortRange())
         await relay.start()
         try:
             yield msgspec.structs.replace(options, base_urls=(relay.base_url,), api_key=None)
         finally:
             await close_within(relay.stop(), _STOP_TIMEOUT_S, "the policy's relay")
+
+
+async def _check_key(pool: HttpPool, base_url: str) -> None:
+    url = f"{base_url.rstrip('/')}/models"
+    with anyio.move_on_after(_KEY_TIMEOUT_S):
+        try:
+            answer = await pool.get(url)
+        except RolloutFailure as error:
+            logger.debug("%s was not asked whether it takes the key: %s", url, error.message)
+        else:
+            require_taken(answer, "the key (api_key) is not one it takes", "api_key")
 
 
 class _Runner:

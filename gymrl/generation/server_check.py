@@ -25,6 +25,7 @@ _QUESTION = "Say yes or no."
 _SAME = 1e-2
 """Nats that two log-probabilities of one token may differ by and still be the same number."""
 
+_REFUSED = (401, 403)
 _TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
@@ -33,27 +34,39 @@ class _Answer(msgspec.Struct, frozen=True):
     body: Any
 
 
-async def check_server(base_url: str, model: str | None = None) -> list[Finding]:
+async def check_server(
+    base_url: str, model: str | None = None, api_key: str | None = None
+) -> list[Finding]:
     """Everything there is to say about a server.
 
-    A few dozen calls of one token each are sampled.
+    A few dozen calls of one token each are sampled. Where the server refuses the key, or misses
+    one, that is the last that is said.
 
     Args:
         base_url: With ``/v1``.
         model: What requests ask for; None: the first that the server lists.
+        api_key: Sent as a bearer token, and in nothing that is found; None: no key.
 
     Raises:
         GenerationTransportError: The server can't be reached.
     """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        asker = _Asker(session, base_url.rstrip("/"))
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, headers=headers
+    ) as session:
+        asker = _Asker(session, base_url.rstrip("/"), api_key)
         listed = await asker.get("/models")
+        if listed.status in _REFUSED:
+            return [_about_key(listed, "/models", api_key)]
         models = _models(listed.body)
         findings = [*_about_models(listed, models, model)]
         asker.model = model or (models[0]["id"] if models else "policy")
-        findings += _about_responses(await asker.post("/responses", _responses_body()))
+        answer = await asker.post("/responses", _responses_body())
+        if answer.status in _REFUSED:
+            return [*findings, _about_key(answer, "/responses", api_key)]
+        findings += _about_responses(answer)
         findings += _about_chat(await asker.post("/chat/completions", _chat_body()))
         findings += await _about_logprobs(asker)
         findings += _about_ledger(await asker.get("/ledger"))
@@ -62,8 +75,11 @@ async def check_server(base_url: str, model: str | None = None) -> list[Finding]
 
 
 class _Asker:
-    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str, api_key: str | None = None
+    ) -> None:
         self._session = session
+        self._api_key = api_key
         self.base_url = base_url
         self.model = "policy"
 
@@ -80,6 +96,9 @@ class _Asker:
         try:
             async with self._session.request(method, url, data=data, headers=headers) as answer:
                 text = await answer.read()
+                if self._api_key is not None:
+                    # Some servers say which key they were given.
+                    text = text.replace(self._api_key.encode(), b"(the key)")
                 return _Answer(answer.status, _decoded(text))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise GenerationTransportError(
@@ -87,6 +106,21 @@ class _Asker:
                 "in /v1?",
                 url=url,
             ) from error
+
+
+def _about_key(answer: _Answer, path: str, api_key: str | None) -> Finding:
+    remedy = (
+        "name the environment variable that holds the server's key with --api-key-env; a run takes "
+        "it from gym.api_key_env"
+        if api_key is None
+        else "the key that was sent is not one it takes: look into the variable of --api-key-env"
+    )
+    return Finding(
+        check="key",
+        severity="break",
+        found=f"{path} answered HTTP {answer.status}: {_short(answer.body)}",
+        remedy=remedy,
+    )
 
 
 def _decoded(text: bytes) -> Any:

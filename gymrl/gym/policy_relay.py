@@ -9,6 +9,8 @@ connection again without end.
 from __future__ import annotations
 
 import itertools
+import re
+import zlib
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
     from gymrl.gym.client import HttpAnswer, HttpPool
 
 _COOKIE = "gymrl_policy"
+_ROLLOUT = re.compile(r"/ng-rollout/([^/]+)/")
 
 
 class PolicyRelay:
     """Passes requests to policy servers and their answers back, byte for byte.
 
     Args:
-        pool: An open pool.
+        pool: An open pool; it sends the key that the servers ask for.
         roots: The policy servers, without ``/v1``; at least one.
         model_name: Put into ``model`` where a request has none.
     """
@@ -62,7 +65,7 @@ class PolicyRelay:
 
     async def _post(self, request: web.Request) -> web.Response:
         cookies = _cookies_of(request.headers.get("Cookie", ""))
-        turn = self._turn_of(cookies.pop(_COOKIE, None))
+        turn = self._turn_of(cookies.pop(_COOKIE, None), request.path)
         body = self._with_model(await request.read())
         try:
             answer = await self._pool.post(self._roots[turn] + request.path_qs, body, cookies)
@@ -72,9 +75,12 @@ class PolicyRelay:
         response.headers.add("Set-Cookie", f"{_COOKIE}={turn}; Path=/; HttpOnly")
         return response
 
-    def _turn_of(self, cookie: str | None) -> int:
+    def _turn_of(self, cookie: str | None, path: str) -> int:
         if cookie is not None and cookie.isdecimal() and int(cookie) < len(self._roots):
             return int(cookie)
+        if (rollout := _ROLLOUT.match(path)) is not None:
+            # Its ledger is at one server, also where the agent keeps no cookies.
+            return zlib.crc32(rollout[1].encode()) % len(self._roots)
         return next(self._turns)
 
     def _with_model(self, body: bytes) -> bytes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gymrl.errors import ServerDiedError, ServerStartError
+from gymrl.gym.policy_key import without_key
 from gymrl.gym.processes import GuardedProcess
 from gymrl.gym.real_start import __file__ as _START
 from gymrl.gym.registry import read_instances
@@ -62,7 +63,8 @@ def _as_called(python: str) -> str:
 def environment(config: GymConfig) -> dict[str, str]:
     """Of processes in Gym's interpreter: ours, less what belongs to our own interpreter."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-    kept = {name: value for name, value in os.environ.items() if name not in own}
+    ours = without_key(os.environ, config.api_key_env)
+    kept = {name: value for name, value in ours.items() if name not in own}
     roots = [os.path.abspath(os.path.expanduser(root)) for root in config.gym_roots]
     if roots:
         kept[ROOTS_VARIABLE] = os.pathsep.join([*roots, *_named_roots()])

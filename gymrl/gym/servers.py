@@ -21,6 +21,7 @@ from gymrl.gym.embedded.base import Peers
 from gymrl.gym.health import check_alive, wait_until_up
 from gymrl.gym.instances import ServedInstance, make_instance
 from gymrl.gym.listener import Listener, PortRange
+from gymrl.gym.policy_key import wait_for_policy
 from gymrl.gym.policy_relay import PolicyRelay
 from gymrl.gym.publication import (
     POLICY_MODEL,
@@ -78,7 +79,13 @@ class ServerSet:
         """Address of the registry server."""
         return self._registry_listener.url
 
-    async def start(self, pool: HttpPool, base_urls: Sequence[str], model_name: str) -> None:
+    async def start(
+        self,
+        pool: HttpPool,
+        base_urls: Sequence[str],
+        model_name: str,
+        policy_pool: HttpPool | None = None,
+    ) -> None:
         """Start every instance and wait until each answers.
 
         On failure or cancellation everything that was started is stopped.
@@ -87,28 +94,42 @@ class ServerSet:
             pool: For probing.
             base_urls: The policy's OpenAI-compatible servers, with ``/v1``.
             model_name: What agents put into ``model``.
+            policy_pool: Sends the key that the policy's servers ask for; None: `pool`, no key.
 
         Raises:
-            ConfigError: An instance cannot be made from its block.
+            ConfigError: An instance cannot be made from its block, or a policy server refuses the
+                key.
             ServerStartError: Names the instance that failed or was not ready in time.
         """
         try:
-            await self._start(pool, [url.rstrip("/") for url in base_urls], model_name)
+            urls = [url.rstrip("/") for url in base_urls]
+            await self._start(pool, policy_pool or pool, urls, model_name)
         except BaseException:
             await close_within(self.stop(), STOP_TIMEOUT_S, "servers after a failed start")
             raise
 
-    async def _start(self, pool: HttpPool, base_urls: list[str], model_name: str) -> None:
+    async def _start(
+        self, pool: HttpPool, policy_pool: HttpPool, endpoints: list[str], model_name: str
+    ) -> None:
         seconds = self._config.spinup_timeout_s
         waiting: set[str] = set()
         with anyio.move_on_after(seconds) as scope:
             await self._start_registry()
-            for url in base_urls:
+            for url in endpoints:
                 split_address(url)
+            base_urls = endpoints
+            if endpoints and self._config.api_key_env is not None:
+                # Nothing but the relay knows where the policy is, and what it asks for.
+                relay = await self._start_policy_relay(policy_pool, endpoints, model_name)
+                base_urls = [f"{relay.url}/v1"]
             config, processes = await self._read_config(base_urls, model_name, waiting)
-            if processes and base_urls:
+            if processes and base_urls and self._policy_relay is None:
                 await self._start_policy_relay(pool, base_urls, model_name)
-            peers = Peers(model_name, names_rollouts=self._config.token_source != "messages")
+            peers = Peers(
+                model_name,
+                names_rollouts=self._config.token_source != "messages",
+                key_variable=self._config.api_key_env,
+            )
             for process in processes:
                 peers.set(process.config.name, process.url)
             await self._start_others(config, peers, base_urls, waiting)
@@ -117,7 +138,7 @@ class ServerSet:
             for process in processes:
                 process.configure(config_yaml)
                 await self._start_one(process)
-            await self._wait_until_up(pool, base_urls, waiting)
+            await self._wait_until_up(pool, policy_pool, endpoints, waiting)
             self.table = RouteTable(published)
             rows = instance_rows(
                 published, {p.config.name: (p.pid, p.directory) for p in processes}
@@ -149,10 +170,11 @@ class ServerSet:
 
     async def _start_policy_relay(
         self, pool: HttpPool, base_urls: list[str], model_name: str
-    ) -> None:
+    ) -> Listener:
         relay = PolicyRelay(pool, [url.removesuffix("/v1") for url in base_urls], model_name)
         self._policy_relay = Listener(relay.application(), self._ports)
         await self._policy_relay.start()
+        return self._policy_relay
 
     async def _start_others(
         self, config: dict[str, Any], peers: Peers, base_urls: list[str], waiting: set[str]
@@ -190,19 +212,23 @@ class ServerSet:
             addresses[POLICY_MODEL] = self._policy_relay.url
         return addresses | {"head_server": self.registry_url}
 
-    async def _wait_until_up(self, pool: HttpPool, base_urls: list[str], waiting: set[str]) -> None:
+    async def _wait_until_up(
+        self, pool: HttpPool, policy_pool: HttpPool, endpoints: list[str], waiting: set[str]
+    ) -> None:
         waiting |= {instance.config.name for instance in self._instances}
-        waiting |= {f"{POLICY_MODEL} ({url})" for url in base_urls}
+        waiting |= {f"{POLICY_MODEL} ({url})" for url in endpoints}
+        variable = self._config.api_key_env
 
         async def server(instance: ServedInstance) -> None:
             name, url = instance.config.name, f"{instance.url}/livez"
             await wait_until_up(pool, name, url, waiting, instance.check)
 
         async def policy(url: str) -> None:
-            await wait_until_up(pool, f"{POLICY_MODEL} ({url})", f"{url}/models", waiting)
+            name = f"{POLICY_MODEL} ({url})"
+            await wait_for_policy(policy_pool, name, url, waiting, variable)
 
         waits = [partial(server, instance) for instance in self._instances]
-        waits += [partial(policy, url) for url in base_urls]
+        waits += [partial(policy, url) for url in endpoints]
         await gather_bounded(lambda wait: wait(), waits)
 
     async def _start_registry(self) -> None:

@@ -21,6 +21,7 @@ from gymrl.gym.client import GymClient, HttpPool
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions
 from gymrl.gym.health import check_alive, wait_for_registry
 from gymrl.gym.ledger import open_ledgers
+from gymrl.gym.policy_key import KeyedPool, read_key
 from gymrl.gym.registry import RouteTable, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
 from gymrl.gym.row_images import ImageReader
@@ -56,13 +57,16 @@ class GymService(Actor):
         Starts no server.
 
         Raises:
-            ConfigError: The tokenizer or the processor cannot be loaded.
+            ConfigError: The tokenizer or the processor cannot be loaded, or the variable of
+                `api_key_env` holds no key.
             UnsupportedOptionError: The processor can't be used for images.
         """
         self._config = config
+        self._key = read_key(config.api_key_env, "gym.api_key_env")
         self._decode = await _decoder(config)
         self._images = await _image_reader(config)
         self._pool: HttpPool | None = None
+        self._policy_pool: HttpPool | None = None
         self._servers: ServerSet | None = None
         self._table = RouteTable({})
         self._rows: RowServer | None = None
@@ -76,7 +80,8 @@ class GymService(Actor):
             model_name: What agents put into ``model``.
 
         Raises:
-            ConfigError: A server's settings are wrong.
+            ConfigError: A server's settings are wrong, or a policy server refuses the key, or
+                wants one.
             ServerStartError: Names the server that was not ready in time.
             ServerError: The worker is spun up already, the registry's answer is malformed, or a
                 policy server keeps no ledgers though `token_source` needs them.
@@ -85,10 +90,12 @@ class GymService(Actor):
             raise ServerError("this worker is spun up already; shut it down first")
         _allow_open_files()
         self._pool = HttpPool()
+        self._policy_pool = KeyedPool(self._key)
         try:
             await self._pool.__aenter__()
+            await self._policy_pool.__aenter__()
             endpoint = await self._spin_up(self._pool, base_urls, model_name)
-            ledgers = await open_ledgers(self._pool, self._config, base_urls)
+            ledgers = await open_ledgers(self._policy_pool, self._config, base_urls)
         except BaseException:
             await close_within(self.shutdown(), SHUTDOWN_TIMEOUT_S, "a worker that did not start")
             raise
@@ -111,7 +118,7 @@ class GymService(Actor):
             self._table = await read_registry(pool, self._config.registry_url)
             return GymEndpoint(self._config.registry_url, self._table.routes)
         self._servers = ServerSet(self._config)
-        await self._servers.start(pool, base_urls, model_name)
+        await self._servers.start(pool, base_urls, model_name, self._policy_pool)
         self._table = self._servers.table
         return GymEndpoint(self._servers.registry_url, self._table.routes)
 
@@ -159,7 +166,8 @@ class GymService(Actor):
 
     async def shutdown(self) -> None:
         """Stop the servers and close the connections. Safe to call twice, and before spin-up."""
-        pool, self._pool = self._pool, None
+        pools = (self._pool, self._policy_pool)
+        self._pool = self._policy_pool = None
         servers, self._servers = self._servers, None
         self._rows = None
         self._table = RouteTable({})
@@ -167,8 +175,9 @@ class GymService(Actor):
             if servers is not None:
                 await servers.stop()
         finally:
-            if pool is not None:
-                await pool.close()
+            for pool in pools:
+                if pool is not None:
+                    await pool.close()
 
     async def close(self) -> None:
         """Shut down."""

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 _PLACEMENT = {
     "": ("num_workers", "shards", "in_process", "start_timeout_s", "no_progress_timeout_s"),
     "generation": ("host", "port", "num_threads", "max_body_bytes"),
-    "gym": ("host", "port_range_low", "port_range_high", "max_connections", "spinup_timeout_s"),
+    "gym": (
+        "host",
+        "port_range_low",
+        "port_range_high",
+        "max_connections",
+        "spinup_timeout_s",
+        "api_key_env",
+    ),
 }
 # Stamped on a row by a run; not part of the task.
 _STAMPED_PARAMS = ("temperature", "top_p", "max_output_tokens")

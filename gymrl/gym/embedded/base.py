@@ -60,11 +60,19 @@ class Peers:
     Args:
         model_name: What agents put into ``model``.
         names_rollouts: Whether agents tell the policy which rollout a call belongs to.
+        key_variable: The environment variable with the policy's key, which no other process gets.
     """
 
-    def __init__(self, model_name: str = "policy", *, names_rollouts: bool = False) -> None:
+    def __init__(
+        self,
+        model_name: str = "policy",
+        *,
+        names_rollouts: bool = False,
+        key_variable: str | None = None,
+    ) -> None:
         self.model_name = model_name
         self.names_rollouts = names_rollouts
+        self.key_variable = key_variable
         self._urls: dict[str, itertools.cycle[str]] = {}
 
     def set(self, instance: str, *urls: str) -> None:

@@ -34,6 +34,7 @@ from gymrl.gym.embedded.base import (
     missing_field,
     read_fields,
 )
+from gymrl.gym.policy_key import without_key
 from gymrl.gym.processes import GuardedProcess
 from gymrl.gym.schema import is_null, plain
 from gymrl.token_ledger import rollout_base_url
@@ -119,7 +120,7 @@ class VerifiersAgent(EmbeddedServer):
             self.instance,
             [python, "-P", str(PEER), "serve", str(request), str(socket)],
             cwd=os.getcwd(),
-            env=peer_environ(python),
+            env=peer_environ(python, self.peers.key_variable),
         )
         self._process = process
         try:
@@ -228,10 +229,15 @@ def interpreter(python: str | None) -> str:
     return os.path.abspath(found)
 
 
-def peer_environ(python: str) -> dict[str, str]:
-    """Environment variables of the peer: ours, with its interpreter's programs (uv) found first."""
+def peer_environ(python: str, key_variable: str | None = None) -> dict[str, str]:
+    """Environment variables of the peer: ours, with its interpreter's programs (uv) found first.
+
+    Args:
+        python: The interpreter.
+        key_variable: Left out.
+    """
     path = os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", os.defpath)))
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+    return {**without_key(os.environ, key_variable), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def chat_sampling(params: dict[str, Any]) -> dict[str, Any]:
