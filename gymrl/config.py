@@ -357,6 +357,10 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         registry_url: Address of a registry (head) server that someone else runs. Then `servers`
             must be empty.
         base_urls: OpenAI-compatible policy servers, with ``/v1``; servers take turns.
+        api_key_env: The environment variable, of the worker's process, which holds the key that the
+            policy servers ask for. A relay of the worker sends it as ``Authorization: Bearer``;
+            agents ask the relay. The key itself is in no configuration, agent, record or log. None:
+            no key.
         model_name: The model the agents ask for.
         tokenizer: Directory or hub id of the tokenizer that decodes text; None: no text.
         decode_text: Keep each turn's text beside its tokens.
@@ -374,10 +378,6 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             carries them. ``ledger``: the policy server kept them, by rollout id. ``both``: from the
             answer, and the row fails where the server's differ.
         require_tokens: An answer without a sampled token, or of a server that returns no token ids,
-        api_key_env: The environment variable, of the worker's process, which holds the key that the
-            policy servers ask for. A relay of the worker sends it as ``Authorization: Bearer``;
-            agents ask the relay. The key itself is in no configuration, agent, record or log. None:
-            no key.
             fails the row, unless a token limit explains it. False: it is a placeholder with its
             reward, which is enough for an evaluation.
         side_calls: Model calls that the main conversation does not continue, in a trajectory that
@@ -400,6 +400,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_dir: str | None = None
     registry_url: str | None = None
     base_urls: tuple[str, ...] = ()
+    api_key_env: str | None = None
     model_name: str = "policy"
     tokenizer: str | None = None
     decode_text: bool = True
@@ -417,7 +418,6 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         "</function_call>",
     )
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
-    api_key_env: str | None = None
     token_source: Literal["messages", "ledger", "both"] = "messages"
     require_tokens: bool = True
     side_calls: Literal["drop", "keep"] = "drop"
@@ -433,6 +433,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             self.registry_url,
             "give either servers to start or the registry of servers that run, not both",
         )
+        _require_variable("gym.api_key_env", self.api_key_env)
         require(
             not (self.require_routed_experts and self.on_broken_prefix == "truncate"),
             "on_broken_prefix",
@@ -450,7 +451,6 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "processor",
             self.processor,
             "set media too: without it no image is read",
-        _require_variable("gym.api_key_env", self.api_key_env)
         )
         require(self.row_timeout_s > 0, "row_timeout_s", self.row_timeout_s, "must be positive")
         require(
@@ -542,6 +542,13 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             self.generation,
             "give either a generation block or gym.base_urls of servers that run",
         )
+        require(
+            self.gym.api_key_env is None or bool(self.gym.base_urls),
+            "gym.api_key_env",
+            self.gym.api_key_env,
+            "is for the policy servers of gym.base_urls; servers behind a generation block have "
+            "generation.vllm.api_key_env",
+        )
         if self.generation is not None:
             _check_router_replay(self.generation, self.gym)
         require(
@@ -558,13 +565,6 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "num_workers",
             self.num_workers,
             "with shards, set each shard's replicas instead",
-        )
-        require(
-            self.gym.api_key_env is None or bool(self.gym.base_urls),
-            "gym.api_key_env",
-            self.gym.api_key_env,
-            "is for the policy servers of gym.base_urls; servers behind a generation block have "
-            "generation.vllm.api_key_env",
         )
         require(
             not (self.in_process and sum(s.replicas for s in self.shards.values()) > 1),

@@ -361,11 +361,11 @@ def doctor(  # noqa: PLR0913 - one parameter an option
     base_url: Annotated[
         str | None, typer.Option(help="A policy server to check, with /v1.")
     ] = None,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name that requests ask the policy server for.")
-    ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable that holds the key of --base-url.")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name that requests ask the policy server for.")
     ] = None,
     without: Annotated[
         list[str] | None,
