@@ -222,6 +222,9 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         api_key_env: The environment variable, of the process that calls the servers, which holds
             the key that they ask for; it is sent as ``Authorization: Bearer``. The key itself is
             in no configuration, record or log. None: no key.
+        update_servers: ``update_weights`` may exchange the weights of the servers in `base_urls`,
+            for everybody who calls them; they must run with ``VLLM_SERVER_DEV_MODE=1``.
+        update_timeout_s: Deadline of loading weights in one of them.
     """
 
     base_urls: tuple[str, ...] = ()
@@ -234,6 +237,8 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request_timeout_s: float | None = None
     probe_interval_s: float = 5.0
     api_key_env: str | None = None
+    update_servers: bool = False
+    update_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         _require_variable("vllm.api_key_env", self.api_key_env)
@@ -267,6 +272,18 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "vllm.probe_interval_s",
             self.probe_interval_s,
             "must be positive",
+        )
+        require(
+            self.update_timeout_s > 0,
+            "vllm.update_timeout_s",
+            self.update_timeout_s,
+            "must be positive",
+        )
+        require(
+            not self.update_servers or bool(self.base_urls),
+            "vllm.update_servers",
+            self.update_servers,
+            "is for servers named by vllm.base_urls; an engine of this process always takes weights",
         )
 
 
@@ -390,7 +407,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         require_routed_experts: A turn that came without the experts its tokens went through fails
             the row. Without it such turns are left to the trainer's own router.
         routed_experts_dtype: In which trajectories hold them; None keeps what came. See
-            :func:`gymrl.routed_experts.routes_dtype`.
+            :func:`~gymrl.routed_experts.experts.routes_dtype`.
     """
 
     servers: dict[str, Any] = {}

@@ -53,12 +53,13 @@ async def _load(
 
         return await anyio.to_thread.run_sync(TransformersGenerator.load, config)
     if config.vllm.base_urls:
+        from gymrl.generation.models import resolve_model  # noqa: PLC0415
         from gymrl.generation.vllm_http import RemoteVllmGenerator  # noqa: PLC0415
 
         tokenizer, end_ids, _ = await anyio.to_thread.run_sync(_outline, config)
         dtype = await anyio.to_thread.run_sync(_routes_dtype, config)
         generator = await RemoteVllmGenerator.connect(
-            config.vllm, end_ids, config.logprobs_mode, dtype
+            config.vllm, end_ids, config.logprobs_mode, dtype, resolve_model(config.model)
         )
         return generator, tokenizer
     from gymrl.generation.vllm import VllmGenerator  # noqa: PLC0415

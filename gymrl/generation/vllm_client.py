@@ -44,6 +44,10 @@ class UnauthorizedError(RefusedError):
     """A server does not take the call's key, or wants one."""
 
 
+class NoRouteError(GenerationRequestError):
+    """A server does not know the route."""
+
+
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was found out about a server.
 
@@ -173,6 +177,54 @@ class VllmClient:
             path=path,
             logprobs_mode=await self._measured_mode(url, path, model.id),
         )
+
+    async def control(self, url: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Give an order over one of vLLM's development routes.
+
+        Args:
+            url: Of the server.
+            path: With its query.
+            body: None: asked with GET.
+
+        Returns:
+            The answer's JSON; None where it is empty.
+
+        Raises:
+            NoRouteError: The server has no such route.
+            RefusedError: It can't be reached, or has no room.
+            GenerationTransportError: It broke off, or failed; only then does it have a status.
+            GenerationRequestError: It refuses the order.
+        """
+        method = "GET" if body is None else "POST"
+        try:
+            async with self._session.request(method, url + path, json=body) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise RefusedError(
+                f"{url} can't be reached: {type(error).__name__}: {error}", url=url
+            ) from error
+        if response.status == 404:
+            raise NoRouteError(f"{url} does not know {path}")
+        if response.status != 200:
+            raise self._refusal(url, response.status, answer)
+        try:
+            return msgspec.json.decode(answer) if answer else None
+        except msgspec.DecodeError as error:
+            raise GenerationTransportError(
+                f"{url}{path} answered something else than JSON: {error}",
+                url=url,
+                status=response.status,
+            ) from error
+
+    async def model_root(self, url: str) -> str | None:
+        """Where a server says that its model was loaded from.
+
+        Raises:
+            GenerationError: As :meth:`control`.
+        """
+        answer = await self.control(url, "/v1/models")
+        models = msgspec.convert(answer, ServedModels, strict=False).data
+        return models[0].root if models else None
 
     async def _get(self, url: str) -> bytes:
         async with self._session.get(url) as response:

@@ -34,6 +34,7 @@ from gymrl.generation.vllm_client import (
     VllmClient,
 )
 from gymrl.generation.vllm_sampling import generated, with_routes
+from gymrl.generation.vllm_updates import ServerFleet
 from gymrl.generation.vllm_wire import (
     GENERATE_PATH,
     Choice,
@@ -92,6 +93,8 @@ class RemoteVllmGenerator:
         end_ids: Tokens that end a turn.
         logprobs_mode: What the servers' log-probabilities must be.
         routes_dtype: Of the routes that they return; None leaves them out.
+        model: Directory of the model that they serve, where it is known; see
+            :class:`~gymrl.generation.vllm_updates.ServerFleet`.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class RemoteVllmGenerator:
         end_ids: Sequence[int],
         logprobs_mode: LogprobsMode,
         routes_dtype: RoutesDtype | None = None,
+        model: str | None = None,
     ) -> None:
         self._routes_dtype: RoutesDtype | None = routes_dtype
         self._balancer = Balancer([_root(url) for url in config.base_urls])
@@ -114,6 +118,7 @@ class RemoteVllmGenerator:
         self._tasks = OwnedTasks("vllm-servers")
         self._is_out = anyio.Event()
         self._client = VllmClient(config.api_key_env)
+        self._fleet = ServerFleet(self._client, config, model, self._balancer, self._take_out)
 
     @classmethod
     async def connect(
@@ -122,6 +127,7 @@ class RemoteVllmGenerator:
         end_ids: Sequence[int],
         logprobs_mode: LogprobsMode = "processed",
         routes_dtype: RoutesDtype | None = None,
+        model: str | None = None,
     ) -> Self:
         """Look at every server; those that don't answer are out until they do.
 
@@ -130,7 +136,7 @@ class RemoteVllmGenerator:
                 disagree about the context's length, or a key is missing or not accepted.
             GenerationTransportError: None of them answers; the text says why for each.
         """
-        generator = cls(config, end_ids, logprobs_mode, routes_dtype)
+        generator = cls(config, end_ids, logprobs_mode, routes_dtype, model)
         try:
             await generator._open()
         except BaseException:
@@ -169,8 +175,8 @@ class RemoteVllmGenerator:
 
     @property
     def weight_version(self) -> str:
-        """Version that the latest answer named, as the server calls it."""
-        return self._weight_version
+        """Of the latest update; before the first, what the latest answer named."""
+        return self._fleet.version or self._weight_version
 
     @property
     def out(self) -> dict[str, str]:
@@ -243,15 +249,16 @@ class RemoteVllmGenerator:
         if images is not None:
             check_regions(list(prompt_ids), sampled.engine_prompt_ids or [], images)
         last = sampled.last
-        if last.spans:
-            self._weight_version = last.spans[-1].version
+        spans = self._fleet.renamed(last.spans)
+        if spans:
+            self._weight_version = spans[-1].version
         answer = generated(
             sampled.token_ids,
             sampled.logprobs,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
             sampling=sampling,
-            weight_versions=last.spans,
+            weight_versions=spans,
         )
         return with_routes(answer, sampled.routed_experts, self._routes_dtype, len(prompt_ids))
 
@@ -289,6 +296,8 @@ class RemoteVllmGenerator:
                         await self._look_again(upstream)
                     raise
                 else:
+                    if self._fleet.was_restarted(sampled.last.spans):
+                        self._take_out(upstream, "it was started again, with its first weights")
                     return
 
     def _without_images(self) -> set[str]:
@@ -324,18 +333,25 @@ class RemoteVllmGenerator:
     async def update_weights(
         self, source: WeightSource, version: str, *, pause: PauseMode = "keep"
     ) -> None:
-        """Refused: servers that run elsewhere get their weights from whoever runs them.
+        """See :meth:`gymrl.generation.weights.UpdatableGenerator.update_weights`.
+
+        ``vllm.update_servers`` allows it. Every server that gets calls takes the weights, or each
+        goes back to those that it had; one that can't is left out. One that is gone meanwhile gets
+        them before it gets calls again.
 
         Raises:
-            WeightUpdateError: Always.
+            WeightUpdateError: They were not taken, or servers are not to be updated. Its `serving`
+                is None when no server is left.
         """
-        raise WeightUpdateError(
-            f"weights {version!r} from {source}: servers named by vllm.base_urls are updated where "
-            "they run; leave base_urls out to have engines whose weights gymrl exchanges",
-            version=version,
-            serving=self._weight_version,
-            source=str(source),
-        )
+        if self._closed:
+            raise WeightUpdateError("the generator is closed", version=version, source=str(source))
+        try:
+            await self._fleet.update(source, version, pause)
+        finally:
+            if self._balancer.out():
+                self._is_out.set()
+        if not self.is_running:
+            await gather_bounded(self._look_again, self._balancer.out())
 
     def _take_out(self, upstream: Upstream, reason: str) -> None:
         if upstream.out_because is None:
@@ -370,8 +386,7 @@ class RemoteVllmGenerator:
                 key.
         """
         try:
-            with deadline(INSPECT_TIMEOUT_S, f"an answer of {upstream.url}"):
-                facts = await self._client.inspect(upstream.url)
+            facts = await self._inspected(upstream.url)
         except UnauthorizedError as error:
             raise ConfigError(str(error), setting="vllm.api_key_env") from error
         except (GenerationError, DeadlineExceeded) as error:
@@ -393,6 +408,16 @@ class RemoteVllmGenerator:
         self._facts[upstream.url] = facts
         upstream.out_because = None
 
+    async def _inspected(self, url: str) -> ServerFacts:
+        """What a server is, now that it has the weights of the day."""
+        while True:
+            epoch = self._fleet.epoch
+            await self._fleet.catch_up(url)
+            with deadline(INSPECT_TIMEOUT_S, f"an answer of {url}"):
+                facts = await self._client.inspect(url)
+            if epoch == self._fleet.epoch:
+                return facts
+
     async def close(self) -> None:
         """See :meth:`gymrl.generation.base.Generator.close`; the servers run on."""
         self._closed = True
@@ -400,6 +425,7 @@ class RemoteVllmGenerator:
             scope.cancel()
         await self._tasks.close()
         await close_within(self._client.close(), CLOSE_TIMEOUT_S, "connections to vLLM servers")
+        self._fleet.close()
 
 
 def _root(url: str) -> str:

@@ -91,6 +91,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
     id: str
     max_model_len: int | None = None
+    root: str | None = None
 
 
 class ServedModels(msgspec.Struct, frozen=True):

@@ -18,13 +18,13 @@ class WeightUpdateExtension:
     """Methods that ``collective_rpc`` reaches; ``self`` is vLLM's worker."""
 
     def gymrl_load_weights(self: Any, directory: str) -> str | None:
-        """Load the checkpoint in `directory`.
+        """Load the checkpoint in `directory`, or of a model by its hub id.
 
         Returns:
             None, or what went wrong. The model is then whole in shape but mixed in content, and
             must be loaded again from where its weights came from.
         """
-        if not os.path.isdir(directory):
+        if os.path.isabs(directory) and not os.path.isdir(directory):
             # vLLM would take the path for the name of a model, and look for it on the network.
             return f"the directory {directory} is gone"
         try:

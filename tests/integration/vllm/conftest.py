@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import time
 from pathlib import Path
 
 import anyio.to_thread
@@ -13,6 +14,7 @@ from gymrl.errors import ConfigError
 from gymrl.generation.vllm_process import engine_environment, is_cpu_build
 from gymrl.testing import build_tiny_model
 from tests.integration.vllm.engines import Models, Reference, engine_config
+from tests.integration.vllm.servers import KEY, VARIABLE, Servers, get
 
 THIRD_PARTY_WARNINGS = (
     # vLLM looks at every attribute of torch.distributed, a deprecated one included.
@@ -86,3 +88,26 @@ async def generator(models, _vllm_can_run):
         yield generator
     finally:
         await generator.close()
+
+
+@pytest.fixture(scope="session")
+def servers(models, _vllm_can_run):
+    """Two, with the route for tokens and without; the second can be told to refuse weights.
+
+    They want the key that the environment variable holds meanwhile.
+    """
+    refusing = "--worker-extension-cls tests.integration.vllm.refusing.RefusingExtension"
+    arguments = (f"--api-key {KEY} --enable-scale-out", f"--api-key {KEY} {refusing}")
+    servers = Servers(models.first, arguments)
+    os.environ[VARIABLE] = KEY
+    try:
+        for place in range(2):
+            servers.start(place)
+        give_up = time.monotonic() + 120
+        while not all(get(port, "/health") == b"" for port in servers.ports):
+            assert time.monotonic() < give_up, "the servers did not start"
+            time.sleep(0.2)
+        yield servers
+    finally:
+        del os.environ[VARIABLE]
+        servers.end()

@@ -1,6 +1,8 @@
 """vLLM's own servers as processes."""
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -10,13 +12,22 @@ from collections.abc import Sequence
 import anyio
 import anyio.to_thread
 
+VARIABLE = "GYMRL_TEST_VLLM_KEY"
+KEY = "key-of-the-servers"
+
+MARK = "refuse-me"
+"""A server with the extension of :mod:`refusing` loads no directory that holds such a file."""
+
 
 def free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
+    """Ports that no connection is given by chance: a server that is killed must find its own again."""
+    found: list[int] = []
+    while len(found) < number:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            if port not in found:
+                found.append(port)
+    return found
 
 
 class Servers:
@@ -36,7 +47,7 @@ class Servers:
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, "PYTHONWARNINGS": "ignore", "VLLM_SERVER_DEV_MODE": "1"},
         )
 
     def start(self, place: int) -> None:
@@ -52,6 +63,14 @@ class Servers:
     def end(self) -> None:
         self._launcher.stdin.close()
         self._launcher.wait(timeout=20)
+
+
+def post(port: int, path: str, body: bytes) -> bytes:
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", data=body, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=20) as answer:
+        return answer.read()
 
 
 def get(port: int, path: str) -> bytes | None:

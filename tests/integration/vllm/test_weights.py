@@ -1,6 +1,5 @@
 """New weights for a running engine: which token came from which, and what a failed update leaves."""
 
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -14,60 +13,12 @@ import torch
 
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError, WeightUpdateError
-from gymrl.generation.base import Generated
-from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
+from gymrl.generation.fidelity import MAX_TOLERANCE
 from gymrl.generation.weights import DirectoryWeights, TensorWeights, WeightTensor
-from tests.integration.vllm.engines import PROMPT, Reference, until
+from tests.integration.vllm.engines import PROMPT, Reference
+from tests.integration.vllm.switching import LONG, check_spans, under_load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
-
-LONG = SamplingParams(max_tokens=400, ignore_eos=True)
-
-
-def check_spans(results: list[tuple[list[int], Generated]], models_by_version) -> set[str]:
-    """Every token's log-probability is the one of the model that its span names."""
-    seen, errors = set(), []
-    for prompt, result in results:
-        spans = result.weight_versions
-        assert spans[0].start == 0
-        assert spans[-1].end == len(result.token_ids)
-        assert all(a.end == b.start for a, b in itertools.pairwise(spans))
-        for version, start, end in spans:
-            seen.add(version)
-            own = models_by_version[version].errors(prompt, result, LONG)[start:end]
-            errors += own
-            others = [m for m in models_by_version.values() if m is not models_by_version[version]]
-            for other in others:
-                if end - start > 4:
-                    assert max(other.errors(prompt, result, LONG)[start:end]) > 0.1
-    assert sum(errors) / len(errors) < MEAN_TOLERANCE
-    assert max(errors) < MAX_TOLERANCE
-    return seen
-
-
-async def under_load(generator, update, num_calls: int = 6):
-    """Run `update` while calls are in flight that outlast it; what they sampled."""
-    results: list[tuple[list[int], Generated]] = []
-    counts = [0] * num_calls
-
-    async def ask(index: int) -> None:
-        prompt = [*PROMPT, *range(20, 20 + 3 * index)]
-
-        def count(token_id: int, logprob: float) -> None:
-            counts[index] += 1
-
-        results.append((prompt, await generator.generate(prompt, LONG, on_token=count)))
-
-    async def tokens(number: int) -> None:
-        aim = [count + number for count in counts]
-        await until(lambda: all(c >= min(a, 400) for c, a in zip(counts, aim, strict=True)))
-
-    async with anyio.create_task_group() as group:
-        for index in range(num_calls):
-            group.start_soon(ask, index)
-        await tokens(5)
-        await update(tokens)
-    return results
 
 
 async def test_tokens_after_each_switch_come_from_the_new_weights(generator, models, first, second):
