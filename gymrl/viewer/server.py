@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gymrl.viewer.index import NameTables, Snapshot
+    from gymrl.viewer.report import EvaluationReports
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -43,10 +44,12 @@ _KEPT_ROWS = 16
 _PAGES = (
     "/",
     "/rows",
+    "/report",
     "/group/{number:\\d+}",
     "/row/{line:\\d+}",
     "/compare/{left:\\d+}/{right:\\d+}",
 )
+_PLAN_FILE, _ROLLOUTS_FILE = "plan.json", "rollouts.jsonl"
 _STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _encoder = msgspec.json.Encoder()
 
@@ -118,7 +121,9 @@ async def open_viewer(
     access = Access(options.token)
     async with RolloutFile(path, poll_s=options.poll_s) as file:
         runner = web.AppRunner(
-            _application(_Handlers(file, texts), access), access_log=None, shutdown_timeout=1.0
+            _application(_Handlers(file, texts, _reports_of(file.path)), access),
+            access_log=None,
+            shutdown_timeout=1.0,
         )
         await runner.setup()
         try:
@@ -130,6 +135,16 @@ async def open_viewer(
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
+
+
+def _reports_of(path: Path) -> EvaluationReports | None:
+    """Where there is a plan beside a file, it is an evaluation's."""
+    if path.name != _ROLLOUTS_FILE or not path.with_name(_PLAN_FILE).is_file():
+        return None
+    # It brings the rooms that run evaluations with it, which no other file needs.
+    from gymrl.viewer.report import EvaluationReports  # noqa: PLC0415
+
+    return EvaluationReports(path)
 
 
 async def _listen(runner: web.AppRunner, options: ViewerOptions) -> tuple[str, int]:
@@ -168,6 +183,8 @@ def _application(handlers: _Handlers, access: Access) -> web.Application:
         ("/api/rows/{line:\\d+}/line", handlers.whole_line),
         ("/api/rows/{line:\\d+}/images/{number:\\d+}", handlers.image),
         ("/api/rows/{line:\\d+}/experts", handlers.experts),
+        ("/api/report", handlers.report),
+        ("/api/report/tasks", handlers.report_tasks),
         ("/api/compare/{left:\\d+}/{right:\\d+}", handlers.compare),
     ):
         app.router.add_get(path, handler)
@@ -203,11 +220,15 @@ class _Handlers:
     Args:
         file: What is shown.
         texts: Texts of tokens, where there is a tokenizer.
+        reports: Of the evaluation that the file is of, where it is one's.
     """
 
-    def __init__(self, file: RolloutFile, texts: TokenTexts | None) -> None:
+    def __init__(
+        self, file: RolloutFile, texts: TokenTexts | None, reports: EvaluationReports | None
+    ) -> None:
         self._file = file
         self._texts = texts
+        self._reports = reports
         self._media = MediaFolder(file.path)
         # The folder keeps what it has read, for one thread at a time.
         self._one_image = anyio.CapacityLimiter(1)
@@ -240,6 +261,7 @@ class _Handlers:
                 "file": self._file.path.name,
                 "path": str(self._file.path.absolute()),
                 "tokenizer": self._texts is not None,
+                "evaluation": self._reports is not None,
                 "progress": progress,
                 "rows": index.num_rows,
                 "groups": index.num_groups,
@@ -329,6 +351,18 @@ class _Handlers:
         position, sequence = _number(request, "position", 0), _number(request, "sequence", 0)
         return _json({"experts": decoded.experts(position, sequence)})
 
+    async def report(self, request: web.Request) -> web.Response:
+        del request
+        if self._reports is None:
+            return _problem(404, _NO_EVALUATION)
+        return _json(await self._reports.view())
+
+    async def report_tasks(self, request: web.Request) -> web.Response:
+        if self._reports is None:
+            return _problem(404, _NO_EVALUATION)
+        snapshot, _, _ = await self._moment()
+        return _json(await self._reports.tasks(request.query, snapshot))
+
     async def compare(self, request: web.Request) -> web.Response:
         snapshot, names, epoch = await self._moment()
         lines = [int(request.match_info[side]) for side in ("left", "right")]
@@ -389,6 +423,7 @@ class _Handlers:
         return decoded
 
 
+_NO_EVALUATION = "this file is not an evaluation's: there is no plan.json beside it"
 _NAMES = 200
 """Names of each kind that the page's filters offer."""
 

@@ -5,6 +5,7 @@ import { h, replace } from "./dom.js";
 const HELP = [
   ["Everywhere", [
     ["/", "search"], ["?", "this help"], ["Esc", "close, or one level up"], ["g", "all groups"], ["r", "all rollouts"],
+    ["e", "the evaluation's report"],
   ]],
   ["Lists", [
     ["j  k  or  ↓  ↑", "next, previous entry"], ["Enter", "open it"], ["n  p", "next, previous page"],
@@ -51,6 +52,7 @@ export function installKeys({ shown, navigate, searchField }) {
       "?": openHelp,
       g: () => navigate("/"),
       r: () => navigate("/rows"),
+      e: () => navigate("/report"),
     }[event.key];
     if (!act) return;
     if (act(event) !== false) event.preventDefault();

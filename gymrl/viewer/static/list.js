@@ -63,9 +63,7 @@ export async function listView(context, kind) {
   const element = h("div", { class: "list" },
     h("div", { class: "list-head" },
       h("h1", { tabindex: -1 }, kind === "groups" ? "Groups" : searching ? "Search" : "Rollouts"),
-      h("nav", { class: "tabs", "aria-label": "Lists" },
-        link(tabAddress("/", parameters), { "aria-current": kind === "groups" && "page" }, "Groups"),
-        link(tabAddress("/rows", parameters), { "aria-current": kind === "rows" && "page" }, "Rollouts")),
+      tabs(kind, context.status, parameters),
       summary),
     bar,
     h("table", { class: `entries ${kind}` },
@@ -84,6 +82,14 @@ export async function listView(context, kind) {
     leave: () => stop.abort(),
     keys: { ...listKeys(element), n: () => turnPage("next"), p: () => turnPage("prev") },
   };
+}
+
+// The ways into a file; an evaluation's has a report as well.
+export function tabs(current, status, parameters = new URLSearchParams()) {
+  const tab = (name, address, title) => link(address, { "aria-current": current === name && "page" }, title);
+  return h("nav", { class: "tabs", "aria-label": "Lists" },
+    tab("groups", tabAddress("/", parameters), "Groups"), tab("rows", tabAddress("/rows", parameters), "Rollouts"),
+    status?.evaluation && tab("report", "/report", "Report"));
 }
 
 function tabAddress(path, parameters) {
@@ -112,7 +118,7 @@ export function listKeys(element) {
 }
 
 // What has the focus is made anew when rows come; the same entry gets it again.
-function keepFocus(body, change) {
+export function keepFocus(body, change) {
   const held = body.contains(document.activeElement) ? document.activeElement.closest("[data-item]")?.dataset.item : undefined;
   change();
   if (held !== undefined) body.querySelector(`[data-item="${Number(held)}"]`)?.focus({ preventScroll: true });
@@ -142,7 +148,7 @@ function groupRow(group, scale) {
     cell("Cut off", group.truncated ? "number warn" : "number", count(group.truncated)));
 }
 
-function cell(label, kind, ...children) {
+export function cell(label, kind, ...children) {
   return h("td", { class: kind, "data-label": label }, ...children);
 }
 

@@ -6,6 +6,7 @@ import { h, replace } from "./dom.js";
 import { bytes, count, plural } from "./format.js";
 import { installKeys, openHelp } from "./keys.js";
 import { groupView, listView } from "./list.js";
+import { reportView } from "./report.js";
 import { rowView } from "./rollout.js";
 
 const main = document.getElementById("main");
@@ -20,6 +21,7 @@ let status = null;
 const ROUTES = [
   [/^\/$/, () => (context) => listView(context, "groups")],
   [/^\/rows$/, () => (context) => listView(context, "rows")],
+  [/^\/report$/, () => (context) => reportView(context)],
   [/^\/group\/(\d+)$/, ([number]) => (context) => groupView(context, Number(number))],
   [/^\/row\/(\d+)$/, ([line]) => (context) => rowView(context, Number(line))],
   [/^\/compare\/(\d+)\/(\d+)$/, ([a, b]) => (context) => compareView(context, Number(a), Number(b))],

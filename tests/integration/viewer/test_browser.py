@@ -10,6 +10,7 @@ from playwright.async_api import expect
 
 from gymrl.types import ImageRef, Turn
 from gymrl.viewer import ViewerOptions, open_viewer
+from tests.evaluation_files import add_rows, plan_of
 from tests.integration.viewer.sample import HOSTILE, TOKENIZER, png
 from tests.rollout_files import failure, trajectory, write_rollouts
 
@@ -529,3 +530,63 @@ async def test_a_token_in_the_address_opens_the_page_and_is_gone_from_it(sample,
         tab = await tabs(viewer, "")
         assert tab.page.url == context_base
         await expect(tab.text("tbody tr")).to_have_count(4)
+
+
+EVALUATION = plan_of(
+    {"math": {f"sum-{n}": "sums" if n % 2 else "tables" for n in range(60)}, HOSTILE: {"w": "w"}}, 2
+)
+EVALUATED = [(f"sum-{n}", repeat, n / 59) for n in range(58) for repeat in (0, 1)]
+
+
+async def test_an_evaluations_report_is_shown_walked_through_and_follows_the_run(tmp_path, tabs):
+    file = add_rows(tmp_path, EVALUATION, *EVALUATED, ("sum-58", 0, None), ("w", 0, 1.0))
+    async with open_viewer(file, ViewerOptions(poll_s=0.02)) as viewer:
+        tab = await tabs(viewer)
+        await tab.page.get_by_role("link", name="Report").wait_for()
+        await tab.press("e")
+        await tab.at(r"/report$")
+        await expect(tab.text(".report-note")).to_contain_text("1 row failed and 4 are missing")
+        math = tab.page.get_by_role("region", name="math")
+        # 58 means from 0 to 57/59: their deviation is 0.2862, t(57) is 2.0025.
+        await expect(math.locator(".total").first).to_have_text("0.483 [0.408, 0.558]")
+        await expect(math.locator(".failure")).to_contain_text("RolloutTimeout 1 row")
+        await expect(math.get_by_role("img").first).to_have_attribute(
+            "aria-label", "pass@1 0.000, pass@2 0.000"
+        )
+        await expect(math.locator(".charts").first.locator("rect")).to_have_count(20)
+        await math.get_by_text("tables: ").click()
+
+        add_rows(tmp_path, EVALUATION, ("sum-58", 0, 1.0), ("sum-58", 1, 1.0))
+        await expect(tab.text(".report-note")).to_contain_text("0 rows failed and 3 are missing")
+        await expect(math.locator("details[open] summary")).to_contain_text("tables: ")
+
+        await tab.page.get_by_role("link", name="All 60 tasks").click()
+        await tab.at(r"benchmark=math$")
+        await expect(tab.text("h1")).to_have_text("math")
+        await tab.page.get_by_role("link", name="Mean").click()
+        await tab.at(r"sort=mean")
+        await tab.press("n")
+        await tab.at(r"offset=50")
+        await expect(tab.text("tbody .item").last).to_have_text("sum-58")
+        await tab.press("j", "Enter")
+        await tab.at(r"/group/50$")
+        await expect(tab.text(".group-prompt")).to_have_text("solve sum-50")
+
+
+async def test_a_report_is_for_every_screen_and_every_eye(tmp_path, tabs):
+    file = add_rows(tmp_path, EVALUATION, *EVALUATED, ("sum-58", 0, None), ("w", 0, 1.0))
+    async with open_viewer(file, ViewerOptions(poll_s=0.02)) as viewer:
+        tab = await tabs(viewer, viewport={"width": 360, "height": 700})
+        for path in ("/report", "/report?benchmark=math&sort=-failed"):
+            await tab.visit(path)
+            await tab.page.evaluate(
+                "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+            )
+            for scheme in ("light", "dark"):
+                await tab.page.emulate_media(color_scheme=scheme)
+                low = await tab.page.evaluate(CONTRAST)
+                assert (path, scheme, low) == (path, scheme, [])
+            assert await tab.page.evaluate("document.documentElement.scrollWidth") == 360
+            await expect(tab.page.get_by_role("heading", level=1)).to_have_count(1)
+        await tab.open("/report?benchmark=none")
+        await expect(tab.text("main")).to_contain_text("There is no benchmark none")

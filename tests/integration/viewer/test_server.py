@@ -9,6 +9,7 @@ import pytest
 
 from gymrl.errors import ConfigError
 from gymrl.viewer import ViewerOptions, open_viewer
+from tests.evaluation_files import add_rows, plan_of
 from tests.integration.viewer.sample import HOSTILE, TOKENIZER, png
 from tests.rollout_files import failure, trajectory, write_rollouts
 
@@ -265,3 +266,27 @@ async def test_a_row_that_is_not_whole_still_has_its_json(client, sample):
     assert "line 9 is no record" in (await client.get("/api/rows/9", status=422))["error"]
     node = await client.get('/api/rows/9/raw?path=["trajectory","logprobs"]')
     assert node["entries"][0]["preview"] == "x"
+
+
+async def test_a_file_of_no_evaluation_has_no_report(client):
+    assert not (await client.get("/api/status"))["evaluation"]
+    for path in ("/api/report", "/api/report/tasks"):
+        said = await client.get(path, status=404)
+        assert "there is no plan.json beside it" in said["error"]
+
+
+async def test_an_evaluations_directory_has_its_report(tmp_path):
+    plan = plan_of({"math": {"a": "sums"}}, 2)
+    file = add_rows(tmp_path, plan, ("a", 0, 1.0), ("a", 1, 0.0))
+    async with (
+        open_viewer(file, ViewerOptions(poll_s=0.02)) as viewer,
+        aiohttp.ClientSession() as session,
+    ):
+        client = Client(session, viewer.url)
+        assert (await client.get("/api/status"))["evaluation"]
+        (math,) = (await client.get("/api/report"))["benchmarks"]
+        assert math["total"]["numbers"]["reward"]["mean"] == 0.5
+        (task,) = (await client.get("/api/report/tasks?benchmark=math"))["tasks"]
+        assert (task["task_id"], task["group"], task["mean"]) == ("a", 0, 0.5)
+        said = await client.get("/api/report/tasks?sort=size", status=400)
+        assert "tasks are sorted by plan, mean, failed" in said["error"]
