@@ -117,7 +117,7 @@ class ConfigError(GymrlError, ValueError):
 
 
 class RealServersError(ConfigError):
-    """A benchmark needs NeMo Gym's own servers, and nobody has started them."""
+    """NeMo Gym's own servers are needed that can't be started here, and nobody has started them."""
 
 
 class OutputError(GymrlError, RuntimeError):

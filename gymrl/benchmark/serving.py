@@ -86,9 +86,9 @@ def serve_benchmark(  # noqa: PLR0913 - the first four are promised to callers
     Raises:
         ConfigError: On entering. The name, the configuration, the model type or the overrides are
             wrong; the port is in use; a server or the model endpoint was not ready in time, which is
-            then named; a server needs Ray.
+            then named.
         RealServersError: On entering. Servers of NeMo Gym's own are needed, and no NeMo Gym was
-            found.
+            found, or one needs Ray.
     """
     return ServedBenchmark(
         _Asked(
@@ -174,7 +174,7 @@ class ServedBenchmark:
         if real:
             servers = gym_servers(source, overrides, asked.model_type, places)
         else:
-            ours = _served_instances(config)
+            ours = served_instances(config)
             servers = with_model_server(ours, overrides, asked.model_type, places)
         run = RealRun(
             servers=servers,
@@ -221,7 +221,7 @@ def serving_config(
     settings = {name: value_of(config, name) for name in _SETTINGS}
     servers: dict[str, Any] = {}
     if real is None:
-        servers["servers"] = _served_instances(config)
+        servers["servers"] = served_instances(config)
     else:
         servers = {
             "servers": real.servers,
@@ -306,36 +306,13 @@ def _seconds(settings: Mapping[str, Any], name: str) -> float:
     return float(value) or float("inf")
 
 
-def benchmark_servers(
-    benchmark: str,
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    roots: Sequence[str | Path] = (),
-) -> dict[str, Any]:
-    """The server instances that :func:`serve_benchmark` would start, without the policy's.
-
-    Args:
-        benchmark: ``NAME`` or ``NAME/FLAVOR``.
-        overrides: As for :func:`serve_benchmark`; the policy's keys need not be among them.
-        roots: Searched for benchmarks before all others.
-
-    Returns:
-        Gym's own shape, every interpolation resolved; fits ``GymConfig.servers``.
+def served_instances(config: DictConfig) -> dict[str, Any]:
+    """The server instances of a configuration of ours alone, resolved, without the policy's.
 
     Raises:
-        ConfigError: The name or the configuration is wrong.
-        RealServersError: An instance needs one of NeMo Gym's own servers.
+        RealServersError: One needs NeMo Gym's own servers.
+        ConfigError: There is none, or a reference in it leads nowhere.
     """
-    checked = checked_overrides(overrides)
-    places = search_roots(roots)
-    source = find_benchmark(benchmark, places)
-    return _served_instances(load_config(source, places, checked, _NO_POLICY))
-
-
-_NO_POLICY = {"policy_base_url": "", "policy_api_key": "", "policy_model_name": ""}
-
-
-def _served_instances(config: DictConfig) -> dict[str, Any]:
     plain = server_instances(unresolved(config))
     real = real_instances(config)
     if real:

@@ -29,7 +29,16 @@ Overrides = Annotated[
 TaskIds = Annotated[list[str] | None, typer.Option("--task-id", help="Only this task. Repeatable.")]
 Roots = Annotated[
     list[Path] | None,
-    typer.Option("--root", help="Folder that benchmarks are looked up in first. Repeatable."),
+    typer.Option(
+        "--root",
+        help="Folder that benchmarks (and their servers) are looked up in first. Repeatable.",
+    ),
+]
+GymPython = Annotated[
+    str | None,
+    typer.Option(
+        help="Interpreter that has NeMo Gym, for servers of its own (default: GYMRL_GYM_PYTHON)."
+    ),
 ]
 Model = Annotated[
     str | None, typer.Option(help="Model to load for the run: a directory, a hub id, or smollm2.")
@@ -69,6 +78,7 @@ def plan(  # noqa: PLR0913 - one parameter an option
     overrides: Overrides = None,
     task_id: TaskIds = None,
     root: Roots = None,
+    gym_python: GymPython = None,
     model: Model = None,
     model_name: ModelName = None,
     dtype: Dtype = None,
@@ -95,6 +105,7 @@ def plan(  # noqa: PLR0913 - one parameter an option
         overrides=tuple(overrides or ()),
         task_ids=tuple(task_id or ()),
         roots=tuple(root or ()),
+        gym_python=gym_python,
         model=model,
         model_name=model_name,
         dtype=dtype,
@@ -127,6 +138,7 @@ def run(  # noqa: PLR0913 - one parameter an option
     overrides: Overrides = None,
     task_id: TaskIds = None,
     root: Roots = None,
+    gym_python: GymPython = None,
     model: Model = None,
     model_name: ModelName = None,
     dtype: Dtype = None,
@@ -199,6 +211,7 @@ def run(  # noqa: PLR0913 - one parameter an option
         overrides=tuple(overrides or ()),
         task_ids=tuple(task_id or ()),
         roots=tuple(root or ()),
+        gym_python=gym_python,
         model=model,
         model_name=model_name,
         dtype=dtype,
@@ -213,6 +226,8 @@ def run(  # noqa: PLR0913 - one parameter an option
         base_urls=tuple(base_url or ()),
         api_key=key_from(api_key_env),
         registry_url=registry,
+        gym_python=gym_python,
+        gym_roots=tuple(str(folder) for folder in root or ()),
         tokenizer=tokenizer,
         workers=workers,
         in_process=in_process,

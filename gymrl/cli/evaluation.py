@@ -47,6 +47,7 @@ class PlanOptions(msgspec.Struct, kw_only=True, frozen=True):
     overrides: tuple[str, ...] = ()
     task_ids: tuple[str, ...] = ()
     roots: tuple[Path, ...] = ()
+    gym_python: str | None = None
     model: str | None = None
     model_name: str | None = None
     dtype: str | None = None
@@ -165,6 +166,7 @@ def make_plan(options: PlanOptions) -> EvaluationPlan:
         repeats=options.repeats,
         overrides=everywhere,
         roots=options.roots,
+        gym_python=options.gym_python,
     )
 
 
@@ -226,7 +228,8 @@ def _completed(plan: EvaluationPlan, options: PlanOptions, path: Path) -> Evalua
         ("--repeats", options.repeats),
         ("--overrides", options.overrides),
         ("--task-id", options.task_ids),
-        ("--root", options.roots),
+        # Servers of NeMo Gym's are looked up again when they are started.
+        ("--root", () if any(b.gym_version for b in plan.benchmarks) else options.roots),
     ):
         if given:
             raise ConfigError(

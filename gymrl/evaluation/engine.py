@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gymrl.benchmark.installed_gym import GYM_PYTHON_VARIABLE, find_gym
 from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, VllmConfig
 from gymrl.errors import ConfigError
 from gymrl.evaluation.planning import with_fingerprint
@@ -48,6 +49,36 @@ def completed_plan(plan: EvaluationPlan, options: RunOptions) -> EvaluationPlan:
     return plan if settings == plan.settings else plan.with_settings(settings)
 
 
+def with_gym(plan: EvaluationPlan, options: RunOptions) -> RunOptions:
+    """The options with the interpreter for servers of NeMo Gym's, None where the run starts none.
+
+    Blocks while an interpreter is asked.
+
+    Raises:
+        ConfigError: There is no NeMo Gym, or another one than the plan was made with.
+    """
+    gyms = [each for each in plan.benchmarks if each.gym_version is not None]
+    if not gyms or options.registry_url is not None:
+        return msgspec.structs.replace(options, gym_python=None)
+    found = find_gym(options.gym_python)
+    if found is None:
+        raise ConfigError(
+            f"benchmark {gyms[0].label!r} is graded by servers of NeMo Gym's own: name the "
+            f"interpreter that has it (gym_python, or {GYM_PYTHON_VARIABLE}), or the registry of such "
+            "servers that run (registry_url)",
+            setting="gym_python",
+        )
+    for benchmark in gyms:
+        if benchmark.gym_version != found.version:
+            raise ConfigError(
+                f"benchmark {benchmark.label!r} was planned with NeMo Gym {benchmark.gym_version}, and "
+                f"{found.python} has {found.version}: name an interpreter with the former, or make a "
+                "new plan",
+                setting="gym_python",
+            )
+    return msgspec.structs.replace(options, gym_python=found.python)
+
+
 def engine_config(
     plan: EvaluationPlan, options: RunOptions, servers: Mapping[str, Any]
 ) -> RolloutConfig:
@@ -68,6 +99,8 @@ def engine_config(
         tokenizer = directory if Path(directory, "tokenizer.json").is_file() else None
     gym = GymConfig(
         servers={} if options.registry_url else dict(servers),
+        gym_python=options.gym_python,
+        gym_roots=options.gym_roots,
         registry_url=options.registry_url,
         base_urls=options.base_urls,
         model_name=name,

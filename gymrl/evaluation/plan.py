@@ -68,6 +68,7 @@ class BenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
         repeats: Attempts at each task.
         plan: Ids and digests of the tasks, as ``gym eval plan`` has them.
         servers: The server instances that grade it, in Gym's shape.
+        gym_version: The NeMo Gym whose own servers are among them; None: all are gymrl's.
         refusal: Why gymrl cannot start them; None: it can.
         rows: Each task's row once, in the order of the dataset.
     """
@@ -78,6 +79,7 @@ class BenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int
     plan: EvalPlan
     servers: dict[str, Any] = {}
+    gym_version: str | None = None
     refusal: str | None = None
     rows: list[dict[str, Any]]
 
@@ -233,8 +235,9 @@ def source_of(row: dict[str, Any], label: str) -> str:
 def config_digest(settings: EvaluationSettings, benchmarks: tuple[BenchmarkPlan, ...]) -> str:
     """``sha256:`` of everything that decides results, beside the tasks and their repeats.
 
-    Policy, sampling, seed, and every benchmark's servers. Left out: where servers listen, where a
-    model directory lies (its fingerprint counts instead), how many rows run at a time, deadlines.
+    Policy, sampling, seed, and every benchmark's servers, with NeMo Gym's version where they are its
+    own. Left out: where servers listen and which interpreter runs them, where a model directory lies
+    (its fingerprint counts instead), how many rows run at a time, deadlines.
     """
     text = json.dumps(
         deciding_settings(settings, benchmarks), sort_keys=True, separators=(",", ":")
@@ -253,10 +256,15 @@ def deciding_settings(
         # Of servers that somebody else starts, only what was asked of them is known.
         each.label: {"overrides": each.overrides}
         if each.refusal is not None
-        else _without_placement(each.servers)
+        else _without_placement(each.servers) | _graded_by(each)
         for each in benchmarks
     }
     return {"settings": plain, "servers": servers}
+
+
+def _graded_by(benchmark: BenchmarkPlan) -> dict[str, Any]:
+    version = benchmark.gym_version
+    return {} if version is None else {"nemo_gym_version": version}
 
 
 def _without_placement(servers: dict[str, Any]) -> dict[str, Any]:

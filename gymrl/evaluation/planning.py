@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.benchmark.plan import row_task_id
+from gymrl.benchmark.planned_servers import PlannedServers, planned_servers
 from gymrl.benchmark.planning import plan_benchmark
-from gymrl.benchmark.serving import benchmark_servers
 from gymrl.errors import ConfigError, RealServersError
 from gymrl.evaluation.fingerprint import fingerprint_of
 from gymrl.evaluation.plan import BenchmarkPlan, EvaluationPlan, require_labels
@@ -48,6 +48,7 @@ def plan_evaluation(
     repeats: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     roots: Sequence[str | Path] = (),
+    gym_python: str | None = None,
 ) -> EvaluationPlan:
     """Plan any number of benchmarks, and check that every row could be asked.
 
@@ -60,6 +61,8 @@ def plan_evaluation(
         repeats: Attempts at each task; None: as each benchmark says.
         overrides: Configuration keys merged on top of every benchmark's, nested.
         roots: Searched for benchmarks before all others.
+        gym_python: The interpreter that has NeMo Gym, for benchmarks whose servers are its own;
+            None: what :func:`~gymrl.benchmark.installed_gym.find_gym` finds.
 
     Raises:
         ConfigError: A name, a label, an override or a number is wrong, data cannot be prepared, or
@@ -75,7 +78,9 @@ def plan_evaluation(
         for choice in benchmarks
     ]
     require_labels([choice.label or choice.name for choice in chosen])
-    planned = tuple(_planned(choice, repeats, overrides or {}, roots) for choice in chosen)
+    planned = tuple(
+        _planned(choice, repeats, overrides or {}, roots, gym_python) for choice in chosen
+    )
     plan = EvaluationPlan.of(with_fingerprint(settings or EvaluationSettings()), planned)
     check_rows(plan)
     return plan
@@ -118,13 +123,16 @@ def _planned(
     repeats: int | None,
     overrides: Mapping[str, Any],
     roots: Sequence[str | Path],
+    gym_python: str | None,
 ) -> BenchmarkPlan:
     merged = _merged(overrides, choice.overrides)
-    planned = plan_benchmark(choice.name, choice.task_ids, merged, roots=roots)
-    servers: dict[str, Any] = {}
+    planned = plan_benchmark(
+        choice.name, choice.task_ids, merged, roots=roots, gym_python=gym_python
+    )
+    started = PlannedServers({})
     refusal = None
     try:
-        servers = benchmark_servers(choice.name, merged, roots=roots)
+        started = planned_servers(choice.name, merged, roots=roots, gym_python=gym_python)
     except RealServersError as error:
         refusal = error.message
     rows = _each_task_once(planned)
@@ -139,7 +147,8 @@ def _planned(
         overrides=merged,
         repeats=count,
         plan=planned.plan,
-        servers=servers,
+        servers=started.servers,
+        gym_version=started.gym_version,
         refusal=refusal,
         rows=rows,
     )

@@ -14,7 +14,7 @@ import msgspec
 from gymrl.benchmark.policy import PolicyServer
 from gymrl.concurrency import close_within, closing_stream, gather_bounded
 from gymrl.errors import ConfigError, RolloutFailure, RolloutRedispatchExhausted
-from gymrl.evaluation.engine import completed_plan, engine_config
+from gymrl.evaluation.engine import completed_plan, engine_config, with_gym
 from gymrl.evaluation.journal import METRICS_FILE, Journal, write_whole
 from gymrl.evaluation.reading import read_evaluation
 from gymrl.evaluation.report import EvaluationReport, report_evaluation
@@ -108,6 +108,7 @@ async def run_evaluation(
     merged = MergedServers({}, {})
     if chosen.registry_url is None:
         merged = merged_servers(completed)
+    chosen = await anyio.to_thread.run_sync(with_gym, completed, chosen)
     directory = Path(output)
     journal = Journal(directory, completed, overwrite=overwrite, extend=extend)
     with contextlib.closing(journal):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.errors import ConfigError
+from gymrl.gym.registry import TASKSET_ROUTES, read_instances
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gymrl.evaluation.plan import EvaluationPlan
+    from gymrl.evaluation.plan import BenchmarkPlan, EvaluationPlan
 
 
 class MergedServers(msgspec.Struct, frozen=True):
@@ -44,17 +45,43 @@ def merged_servers(plan: EvaluationPlan) -> MergedServers:
     for benchmark in plan.benchmarks:
         if benchmark.refusal is not None:
             raise ConfigError(
-                f"benchmark {benchmark.label!r}: {benchmark.refusal}. For an evaluation, name that "
-                "registry (registry_url)",
+                f"benchmark {benchmark.label!r}: {benchmark.refusal}. For an evaluation, make the "
+                "plan anew, where that is cured, or name the registry (registry_url)",
                 setting="registry_url",
             )
-        servers = benchmark.servers
+        servers = {name: benchmark.servers[name] for name in read_instances(benchmark.servers)}
         clash = any(name in merged and merged[name] != block for name, block in servers.items())
         names = _free_names(servers, merged) if clash else {}
         renamed[benchmark.label] = names
         for name, block in servers.items():
             merged[names.get(name, name)] = _with_references(block, names)
+        _merge_settings(merged, benchmark, names)
     return MergedServers(merged, renamed)
+
+
+def _merge_settings(
+    merged: dict[str, Any], benchmark: BenchmarkPlan, names: Mapping[str, str]
+) -> None:
+    """Add what a configuration of NeMo Gym's has beside instances; it is there once for all."""
+    instances = read_instances(benchmark.servers)
+    for name, value in benchmark.servers.items():
+        if name in instances:
+            continue
+        if name == TASKSET_ROUTES and isinstance(value, dict):
+            routes = {taskset: names.get(server, server) for taskset, server in value.items()}
+            known = merged.setdefault(name, {})
+            differs = any(
+                known.get(taskset, server) != server for taskset, server in routes.items()
+            )
+            known |= routes
+        else:
+            differs = merged.setdefault(name, value) != value
+        if differs:
+            raise ConfigError(
+                f"benchmark {benchmark.label!r} sets {name} otherwise than another benchmark of the "
+                "plan, and NeMo Gym's servers share it: run them as evaluations of their own",
+                setting=name,
+            )
 
 
 def _free_names(servers: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, str]:

@@ -95,6 +95,9 @@ class RunOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         api_key: For `base_urls`, as a bearer token. It is written nowhere, and no agent sees it.
         registry_url: Registry of Gym servers that run already, instead of starting the plan's.
             With it and without `base_urls` they know their policy.
+        gym_python: The interpreter that has the NeMo Gym of the plan, where servers of its own are
+            started; None: what :func:`~gymrl.benchmark.installed_gym.find_gym` finds.
+        gym_roots: Folders in Gym's layout that have servers of yours.
         tokenizer: Decodes the text kept beside the tokens; None: the loaded model's own.
         workers: Gym worker processes.
         in_process: Everything in this process, so that breakpoints stop.
@@ -113,6 +116,8 @@ class RunOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     base_urls: tuple[str, ...] = ()
     api_key: str | None = None
     registry_url: str | None = None
+    gym_python: str | None = None
+    gym_roots: tuple[str, ...] = ()
     tokenizer: str | None = None
     workers: int = 1
     in_process: bool = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gymrl.errors import ConfigError
+from gymrl.errors import ConfigError, RealServersError
 from gymrl.gym.publication import POLICY_MODEL
 from gymrl.gym.real_peer import __file__ as _PEER
 from gymrl.gym.real_processes import environment, interpreter
@@ -77,8 +77,9 @@ async def read_by_gym(config: GymConfig, base_urls: Sequence[str], model_name: s
         model_name: The policy's name.
 
     Raises:
-        ConfigError: The interpreter has no NeMo Gym of a known version, Gym refuses the
-            configuration, or an instance needs Ray; names it.
+        ConfigError: The interpreter has no NeMo Gym of a known version, or Gym refuses the
+            configuration.
+        RealServersError: An instance needs Ray; names it.
     """
     if config.token_source != "messages" and not config.servers.get("observability_enabled"):
         raise ConfigError(
@@ -185,7 +186,7 @@ def _leave_ray(started: Mapping[str, InstanceConfig], answer: Mapping[str, Any])
         if reason is not None:
             reasons.append(f"{name} ({reason})")
     if reasons:
-        raise ConfigError(
+        raise RealServersError(
             f"gymrl starts no Ray, and these servers need it: {'; '.join(reasons)}. Run them "
             "yourself and give their registry: gym.registry_url of a run, registry_server of a "
             "TaskRunner",

@@ -33,6 +33,9 @@ KINDS = (RESOURCES, AGENTS, MODELS, ENVIRONMENTS)
 RELAY = "legacy_agent"
 """An environment server that only relays to its agent; gymrl asks the agent itself."""
 
+TASKSET_ROUTES = "environment_server_routes"
+"""The key under which a configuration names the environment server of each taskset."""
+
 DIED = "died"
 """``status`` of a registry's readiness, once a server of its run is gone."""
 
@@ -104,7 +107,7 @@ class RouteTable:
         self._instances = read_instances(config)
         self._default_host = default_host
         self._run_urls: dict[str, str] = {}
-        routes = config.get("environment_server_routes")
+        routes = config.get(TASKSET_ROUTES)
         self._taskset_routes = dict(routes) if isinstance(routes, Mapping) else {}
         self.routes = tuple(sorted(name for name in self._instances if self._is_route(name)))
 

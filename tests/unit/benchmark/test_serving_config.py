@@ -2,7 +2,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from gymrl.benchmark import serve_benchmark
-from gymrl.benchmark.serving import benchmark_servers, serving_config
+from gymrl.benchmark.planned_servers import planned_servers
+from gymrl.benchmark.serving import serving_config
 from gymrl.errors import ConfigError, RealServersError
 
 POLICY = {
@@ -128,7 +129,7 @@ def test_a_served_benchmark_is_entered_once():
 
 
 def test_the_servers_of_a_benchmark_can_be_had_without_a_policy():
-    servers = benchmark_servers("chain_sum", {"answer_extractor": "first_word"})
+    servers = planned_servers("chain_sum", {"answer_extractor": "first_word"}).servers
 
     assert sorted(servers) == ["chain_sum", "chain_sum_simple_agent"]
     assert servers["chain_sum"] == {

@@ -1,0 +1,82 @@
+"""An evaluation graded by NeMo Gym's own servers: planned on the command line, run, run again."""
+
+import json
+
+import msgspec
+import pytest
+
+from gymrl.cli.app import run_app
+from gymrl.errors import ConfigError
+from gymrl.evaluation import EvaluationPlan, RunOptions, run_evaluation
+from gymrl.evaluation.engine import with_gym
+from gymrl.records import read_records
+from gymrl.testing import build_tiny_model
+
+pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def plan(root, gym_python, tmp_path_factory):
+    """Made by the command line; the policy is a tiny real model."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    model = build_tiny_model(folder / "model")
+    file = folder / "plan.json"
+    command = ["eval", "plan", "weather", "--root", str(root), "--gym-python", gym_python]
+    command += ["--task-id", "w1", "--repeats", "3", "--model", str(model), "--output", str(file)]
+    assert run_app(command) == 0
+    return EvaluationPlan.from_json(file.read_bytes())
+
+
+class Watching:
+    """Notes how a run begins."""
+
+    def begin(self, plan, finished, pending):
+        self.rows = finished, pending
+
+    def started(self):
+        pass
+
+    def row(self, record):
+        pass
+
+
+async def test_rows_are_graded_by_gyms_servers_of_which_none_is_left_and_none_is_run_twice(
+    plan, root, gym_python, peers_processes, tmp_path
+):
+    watching = Watching()
+    options = RunOptions(
+        gym_python=gym_python, gym_roots=(str(root),), num_threads=1, in_process=True
+    )
+    report = await run_evaluation(plan, tmp_path, options, observer=watching)
+    assert (report.complete, watching.rows) == (True, (0, 3))
+    records = list(read_records(tmp_path / "rollouts.jsonl"))
+    assert sorted(record.rollout_index for record in records) == [0, 1, 2]
+    for record in records:
+        assert record.trajectory.agent == "weather_agent"
+        assert record.trajectory.reward.total == 0.0  # noise calls no tool
+        assert sum(t.end - t.generation_start for t in record.trajectory.turns) in range(1, 9)
+    assert peers_processes() == []
+    again = await run_evaluation(plan, tmp_path, options, observer=watching)
+    assert (again, watching.rows) == (report, (3, 0))
+
+
+def test_the_plan_has_gyms_servers_its_version_and_no_path_of_an_interpreter(plan, gym_python):
+    [benchmark] = plan.benchmarks
+    assert benchmark.gym_version == "0.7.0"
+    [(kind, impls)] = benchmark.servers["weather_agent"].items()
+    assert (kind, impls["simple_agent"]["entrypoint"]) == ("responses_api_agents", "app.py")
+    assert "policy_model" not in benchmark.servers
+    text = json.dumps(msgspec.to_builtins(benchmark.servers))
+    assert gym_python not in text
+    assert "gymrl-policy" not in text
+
+
+def test_another_gym_than_the_plans_is_refused(plan, gym_python):
+    [benchmark] = plan.benchmarks
+    older = msgspec.structs.replace(benchmark, gym_version="0.6.1")
+    other = EvaluationPlan.of(plan.settings, (older,))
+    assert other.config_digest != plan.config_digest
+    with pytest.raises(ConfigError, match=r"planned with NeMo Gym 0\.6\.1, and .* has 0\.7\.0"):
+        with_gym(other, RunOptions(gym_python=gym_python))
+    elsewhere = RunOptions(registry_url="http://127.0.0.1:9", gym_python="/no/such/python")
+    assert with_gym(other, elsewhere).gym_python is None
