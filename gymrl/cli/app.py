@@ -353,7 +353,10 @@ def serve(  # noqa: PLR0913 - one parameter an option
 def doctor(  # noqa: PLR0913 - one parameter an option
     rollouts: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[ROLLOUTS.jsonl...]", help="Files of rollouts to check."),
+        typer.Argument(
+            metavar="[ROLLOUTS.jsonl...]",
+            help="Files of rollouts to check, or evaluations' directories.",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="The model: a directory, a hub id, or smollm2.")
@@ -407,7 +410,7 @@ def doctor(  # noqa: PLR0913 - one parameter an option
 
 
 @app.command()
-def view(
+def view(  # noqa: PLR0913 - one parameter an option
     path: Annotated[
         Path, typer.Argument(metavar="ROLLOUTS.jsonl", help="The file; it may still be growing.")
     ],
@@ -431,15 +434,26 @@ def view(
         ),
     ] = False,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIRECTORY", help="Of an evaluation: another one, to compare it with."
+        ),
+    ] = None,
 ) -> None:
     """Show a file of rollouts as a local page: groups, tokens, rewards, failures.
 
-    Files of any size open at once and are indexed meanwhile; a file that grows is followed.
+    Files of any size open at once and are indexed meanwhile; a file that grows is followed. An
+    evaluation's directory has its report as well.
     """
     from gymrl.cli.view import token_of, tokenizer_of, view_command
     from gymrl.viewer import ViewerOptions
 
     options = ViewerOptions(
-        host=host, port=port, token=token_of(token), tokenizer=tokenizer_of(tokenizer)
+        host=host,
+        port=port,
+        token=token_of(token),
+        tokenizer=tokenizer_of(tokenizer),
+        against=against,
     )
     raise typer.Exit(view_command(path, options, browser=browser))

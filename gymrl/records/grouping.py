@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class _Something(msgspec.Struct, frozen=True, gc=False):
-    """An object whose members don't matter."""
+class FailureHead(msgspec.Struct, frozen=True, gc=False):
+    """Of a failure: that it is there."""
 
 
 class RowHead(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="row", tag_field="record"):
@@ -35,7 +35,7 @@ class RowHead(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="row", ta
     rollout_id: str
     task_digest: str
     benchmark: str = ""
-    failure: _Something | None = None
+    failure: FailureHead | None = None
 
     @property
     def attempt(self) -> int:
@@ -51,7 +51,16 @@ class Place(NamedTuple):
     size: int
 
 
-class _Held(msgspec.Struct, frozen=True, gc=False):
+class HeldLine(msgspec.Struct, frozen=True, gc=False):
+    """The line that counts of one attempt.
+
+    Attributes:
+        place: Where it is.
+        rollout_id: The row's.
+        task_digest: The row's.
+        failed: It has no result, so a later line may take its place.
+    """
+
     place: Place
     rollout_id: str
     task_digest: str
@@ -70,7 +79,7 @@ class OpenGroup(msgspec.Struct):
     number: int
     size: int
     last: int = 0
-    _held: dict[int, _Held] = {}
+    _held: dict[int, HeldLine] = {}
 
     @property
     def count(self) -> int:
@@ -96,7 +105,7 @@ class OpenGroup(msgspec.Struct):
         if before is not None and not (before.failed and before.task_digest == row.task_digest):
             return False
         self.number, self.size, self.last = row.group, row.group_size, place.number
-        self._held[row.attempt] = _Held(
+        self._held[row.attempt] = HeldLine(
             place, row.rollout_id, row.task_digest, row.failure is not None
         )
         return True

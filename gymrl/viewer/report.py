@@ -13,10 +13,11 @@ import anyio
 import msgspec
 
 from gymrl.errors import ConfigError
-from gymrl.evaluation.journal import PLAN_FILE
+from gymrl.evaluation.journal import PLAN_FILE, ROLLOUTS_FILE
 from gymrl.evaluation.reading import Evaluation, read_evaluation
 from gymrl.evaluation.report import EvaluationReport, SourceReport, report_evaluation
 from gymrl.evaluation.statistics import Histogram, reward_histogram
+from gymrl.viewer.comparison import ComparisonView, view_of_comparison
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -257,10 +258,12 @@ class EvaluationReports:
 
     Args:
         file: The evaluation's rollouts; its plan lies beside it.
+        against: The directory of another evaluation, with which it is compared.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, against: Path | None = None) -> None:
         self._file = file
+        self._other = None if against is None else EvaluationReports(against / ROLLOUTS_FILE)
         self._lock = anyio.Lock()
         self._stamp: tuple[tuple[int, int, int], ...] = ()
         self._held: tuple[Evaluation, ReportView] | None = None
@@ -292,6 +295,39 @@ class EvaluationReports:
         return await anyio.to_thread.run_sync(
             list_tasks, evaluation, view.pass_reward, query, snapshot
         )
+
+    @property
+    def has_other(self) -> bool:
+        """Whether there is another evaluation to compare with."""
+        return self._other is not None
+
+    async def check_other(self) -> None:
+        """Read the evaluation to compare with, where there is one.
+
+        Raises:
+            ConfigError, RowValueError: It can't be read.
+        """
+        if self._other is not None:
+            await self._other.view()
+
+    async def comparison(self, snapshot: Snapshot) -> ComparisonView:
+        """This evaluation compared with the other one, as the files of both are now.
+
+        Args:
+            snapshot: The viewer's index of this one's file.
+
+        Raises:
+            ConfigError, RowValueError: As :meth:`view`, of either; or there is no other one, or no
+                benchmark that both have.
+        """
+        if self._other is None:
+            raise ConfigError(
+                "there is no other evaluation to compare with: gymrl view B --against A",
+                setting="against",
+            )
+        before, _ = await self._other._current()
+        after, _ = await self._current()
+        return await anyio.to_thread.run_sync(view_of_comparison, before, after, snapshot)
 
     async def _current(self) -> tuple[Evaluation, ReportView]:
         async with self._lock:

@@ -13,6 +13,7 @@ import logging
 import secrets
 import socket
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -31,7 +32,6 @@ from gymrl.viewer.token_text import TokenTexts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     from gymrl.viewer.index import NameTables, Snapshot
     from gymrl.viewer.report import EvaluationReports
@@ -45,6 +45,7 @@ _PAGES = (
     "/",
     "/rows",
     "/report",
+    "/against",
     "/group/{number:\\d+}",
     "/row/{line:\\d+}",
     "/compare/{left:\\d+}/{right:\\d+}",
@@ -64,6 +65,7 @@ class ViewerOptions(msgspec.Struct, frozen=True, kw_only=True):
         tokenizer: A directory with ``tokenizer.json``, that file, or a hub id: shows the text of
             each token. Without it tokens are ids, and texts are shown by the turn.
         poll_s: Seconds between two looks for new rows.
+        against: The directory of another evaluation, with which the one shown is compared.
     """
 
     host: str = "127.0.0.1"
@@ -71,6 +73,7 @@ class ViewerOptions(msgspec.Struct, frozen=True, kw_only=True):
     token: str | None = None
     tokenizer: str | None = None
     poll_s: float = 0.5
+    against: str | None = None
 
 
 def new_token() -> str:
@@ -106,7 +109,7 @@ async def open_viewer(
 
     Raises:
         ConfigError: The file is none of rollouts, the tokenizer can't be loaded, the port is taken,
-            or the host is beyond loopback and there is no token.
+            the evaluation to compare with is none, or the host is beyond loopback and there is no token.
     """
     options = options or ViewerOptions()
     if not is_loopback(options.host) and not options.token:
@@ -118,10 +121,11 @@ async def open_viewer(
     texts = None
     if options.tokenizer is not None:
         texts = await anyio.to_thread.run_sync(TokenTexts, options.tokenizer)
+    reports = await _reports_of(Path(path), options.against)
     access = Access(options.token)
     async with RolloutFile(path, poll_s=options.poll_s) as file:
         runner = web.AppRunner(
-            _application(_Handlers(file, texts, _reports_of(file.path)), access),
+            _application(_Handlers(file, texts, reports), access),
             access_log=None,
             shutdown_timeout=1.0,
         )
@@ -137,14 +141,24 @@ async def open_viewer(
                 await runner.cleanup()
 
 
-def _reports_of(path: Path) -> EvaluationReports | None:
+async def _reports_of(path: Path, against: str | None) -> EvaluationReports | None:
     """Where there is a plan beside a file, it is an evaluation's."""
     if path.name != _ROLLOUTS_FILE or not path.with_name(_PLAN_FILE).is_file():
+        if against is not None:
+            raise ConfigError(
+                f"{path} is not an evaluation's: there is no {_PLAN_FILE} beside it, so it can't be "
+                f"compared with {against}",
+                setting="against",
+            )
         return None
     # It brings the rooms that run evaluations with it, which no other file needs.
     from gymrl.viewer.report import EvaluationReports  # noqa: PLC0415
 
-    return EvaluationReports(path)
+    if against is None:
+        return EvaluationReports(path)
+    reports = EvaluationReports(path, Path(against))
+    await reports.check_other()
+    return reports
 
 
 async def _listen(runner: web.AppRunner, options: ViewerOptions) -> tuple[str, int]:
@@ -185,6 +199,7 @@ def _application(handlers: _Handlers, access: Access) -> web.Application:
         ("/api/rows/{line:\\d+}/experts", handlers.experts),
         ("/api/report", handlers.report),
         ("/api/report/tasks", handlers.report_tasks),
+        ("/api/report/comparison", handlers.report_comparison),
         ("/api/compare/{left:\\d+}/{right:\\d+}", handlers.compare),
     ):
         app.router.add_get(path, handler)
@@ -262,6 +277,7 @@ class _Handlers:
                 "path": str(self._file.path.absolute()),
                 "tokenizer": self._texts is not None,
                 "evaluation": self._reports is not None,
+                "against": self._reports is not None and self._reports.has_other,
                 "progress": progress,
                 "rows": index.num_rows,
                 "groups": index.num_groups,
@@ -362,6 +378,13 @@ class _Handlers:
             return _problem(404, _NO_EVALUATION)
         snapshot, _, _ = await self._moment()
         return _json(await self._reports.tasks(request.query, snapshot))
+
+    async def report_comparison(self, request: web.Request) -> web.Response:
+        del request
+        if self._reports is None:
+            return _problem(404, _NO_EVALUATION)
+        snapshot, _, _ = await self._moment()
+        return _json(await self._reports.comparison(snapshot))
 
     async def compare(self, request: web.Request) -> web.Response:
         snapshot, names, epoch = await self._moment()

@@ -58,3 +58,16 @@ export function rewardChart(histogram, mean) {
     svg("line", { class: "mean", x1: across(share), x2: across(share), y1: up(0), y2: up(1) }),
     say(across(0), BOX.height - 7, real(low), "start"), say(across(1), BOX.height - 7, real(high), "end"));
 }
+
+// The difference of each task, ascending, and their mean.
+export function differenceChart(differences, mean) {
+  if (!differences.length) return h("p", { class: "muted" }, "No task has a reward in both.");
+  const most = Math.max(...differences.map(Math.abs)) || 1;
+  const y = (difference) => up(0.5 + (0.5 * difference) / most);
+  const wide = INNER.width / differences.length;
+  return chart(
+    `Differences of ${plural(differences.length, "task")}, from ${real(differences[0])} to ${real(differences.at(-1))}, mean ${fixed(mean, 3)}`,
+    ruled([[0, real(-most, 2)], [0.5, "0"], [1, real(most, 2)]]),
+    differences.map((one, place) => svg("rect", { class: one < 0 ? "fill negative" : "fill", x: BOX.left + place * wide, width: Math.max(0.5, wide - (wide > 3 ? 1 : 0)), y: Math.min(y(one), y(0)), height: Math.abs(y(one) - y(0)) })),
+    svg("line", { class: "mean", x1: BOX.left, x2: BOX.width - BOX.right, y1: y(mean), y2: y(mean) }));
+}

@@ -5,7 +5,7 @@ import { h, replace } from "./dom.js";
 const HELP = [
   ["Everywhere", [
     ["/", "search"], ["?", "this help"], ["Esc", "close, or one level up"], ["g", "all groups"], ["r", "all rollouts"],
-    ["e", "the evaluation's report"],
+    ["e", "the evaluation's report"], ["a", "compared with the other one"],
   ]],
   ["Lists", [
     ["j  k  or  ↓  ↑", "next, previous entry"], ["Enter", "open it"], ["n  p", "next, previous page"],
@@ -53,6 +53,7 @@ export function installKeys({ shown, navigate, searchField }) {
       g: () => navigate("/"),
       r: () => navigate("/rows"),
       e: () => navigate("/report"),
+      a: () => navigate("/against"),
     }[event.key];
     if (!act) return;
     if (act(event) !== false) event.preventDefault();

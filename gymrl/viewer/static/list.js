@@ -89,7 +89,8 @@ export function tabs(current, status, parameters = new URLSearchParams()) {
   const tab = (name, address, title) => link(address, { "aria-current": current === name && "page" }, title);
   return h("nav", { class: "tabs", "aria-label": "Lists" },
     tab("groups", tabAddress("/", parameters), "Groups"), tab("rows", tabAddress("/rows", parameters), "Rollouts"),
-    status?.evaluation && tab("report", "/report", "Report"));
+    status?.evaluation && tab("report", "/report", "Report"),
+    status?.against && tab("against", "/against", "Compared"));
 }
 
 function tabAddress(path, parameters) {

@@ -1,6 +1,7 @@
 // Which view an address shows, moving between them, and how far the file was read.
 
 import { get } from "./api.js";
+import { againstView } from "./against.js";
 import { compareView } from "./compare.js";
 import { h, replace } from "./dom.js";
 import { bytes, count, plural } from "./format.js";
@@ -22,6 +23,7 @@ const ROUTES = [
   [/^\/$/, () => (context) => listView(context, "groups")],
   [/^\/rows$/, () => (context) => listView(context, "rows")],
   [/^\/report$/, () => (context) => reportView(context)],
+  [/^\/against$/, () => (context) => againstView(context)],
   [/^\/group\/(\d+)$/, ([number]) => (context) => groupView(context, Number(number))],
   [/^\/row\/(\d+)$/, ([line]) => (context) => rowView(context, Number(line))],
   [/^\/compare\/(\d+)\/(\d+)$/, ([a, b]) => (context) => compareView(context, Number(a), Number(b))],

@@ -18,8 +18,6 @@ export async function reportView(context) {
   const only = parameters.get("benchmark");
   const holder = h("div", { class: "report" });
   const open = new Set(); // which folded parts are open, by name
-  let next = 0;
-  let timer = null;
 
   const to = (changes) => {
     const kept = new URLSearchParams({ ...(only === null ? {} : Object.fromEntries(parameters)), ...changes });
@@ -28,7 +26,6 @@ export async function reportView(context) {
   };
 
   async function load() {
-    const began = performance.now();
     const report = await get("/api/report", {}, signal);
     const shown = report.benchmarks.filter((one) => only === null || one.label === only);
     if (!shown.length) throw new Error(`There is no benchmark ${only} in this evaluation.`);
@@ -37,7 +34,6 @@ export async function reportView(context) {
     for (const one of shown) {
       pages.push(await get("/api/report/tasks", { benchmark: one.label, limit, sort: only === null ? null : parameters.get("sort"), offset: only === null ? null : parameters.get("offset") }, signal));
     }
-    next = performance.now() + Math.max(LEAST_WAIT_MS, SPARED * (performance.now() - began));
     keepFocus(holder, () => replace(holder, head(report), notes(report),
       (only === null && report.benchmarks.length + report.benchmarks[0].sources.length > 1) && overview(report),
       shown.map((one, place) => section(report, one, pages[place], limit))));
@@ -88,25 +84,39 @@ export async function reportView(context) {
   };
 
   const turnPage = (rel) => { const there = only !== null && holder.querySelector(`[rel=${rel}]`); if (!there) return false; navigate(there.getAttribute("href")); };
-  const later = () => {
-    timer = null;
-    load().catch((error) => { if (error.name !== "AbortError") holder.prepend(h("p", { class: "report-note bad" }, error.message)); });
-  };
 
-  await load();
+  const pace = paced(load, holder);
+  await pace.now();
   return {
     element: holder,
     title: only === null ? "Report" : `${only}: report`,
     up: only === null ? "/" : "/report",
-    refresh: async () => {
-      if (timer !== null) return;
-      const wait = next - performance.now();
-      if (wait <= 0) await load();
-      else timer = setTimeout(later, wait);
-    },
-    leave: () => clearTimeout(timer),
+    refresh: pace.refresh,
+    leave: pace.leave,
     keys: { ...listKeys(holder), n: () => turnPage("next"), p: () => turnPage("prev") },
   };
+}
+
+// Loads again as a run grows, but not all the time: reading the whole file is work.
+export function paced(load, holder) {
+  let next = 0;
+  let timer = null;
+  const now = async () => {
+    const began = performance.now();
+    await load();
+    next = performance.now() + Math.max(LEAST_WAIT_MS, SPARED * (performance.now() - began));
+  };
+  const later = () => {
+    timer = null;
+    now().catch((error) => { if (error.name !== "AbortError") holder.prepend(h("p", { class: "report-note bad" }, error.message)); });
+  };
+  const refresh = async () => {
+    if (timer !== null) return;
+    const wait = next - performance.now();
+    if (wait <= 0) await now();
+    else timer = setTimeout(later, wait);
+  };
+  return { now, refresh, leave: () => clearTimeout(timer) };
 }
 
 function state(report, only) {
@@ -165,7 +175,7 @@ function failures(numbers) {
     h("ul", {}, numbers.failures.map((one) => h("li", {}, h("b", {}, one.error), ` ${plural(one.rows, "row")}, e.g. `, h("code", {}, one.example)))));
 }
 
-function table(caption, columns, rows) {
+export function table(caption, columns, rows) {
   return h("div", { class: "wide" }, h("table", { class: "entries numbers" }, h("caption", { class: "hidden" }, caption),
     h("thead", {}, h("tr", {}, columns.map((one) => (one instanceof Node ? one : h("th", { scope: "col", class: one.kind }, one.title))))), h("tbody", {}, rows)));
 }

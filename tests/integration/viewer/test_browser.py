@@ -573,11 +573,14 @@ async def test_an_evaluations_report_is_shown_walked_through_and_follows_the_run
         await expect(tab.text(".group-prompt")).to_have_text("solve sum-50")
 
 
-async def test_a_report_is_for_every_screen_and_every_eye(tmp_path, tabs):
+async def test_a_report_and_a_comparison_are_for_every_screen_and_every_eye(tmp_path, tabs):
     file = add_rows(tmp_path, EVALUATION, *EVALUATED, ("sum-58", 0, None), ("w", 0, 1.0))
-    async with open_viewer(file, ViewerOptions(poll_s=0.02)) as viewer:
+    before = [("sum-7", 0, 1.0), ("sum-8", 0, 0.0), ("w", 0, 0.0)]
+    add_rows(tmp_path / "before", EVALUATION, *before)
+    options = ViewerOptions(poll_s=0.02, against=str(tmp_path / "before"))
+    async with open_viewer(file, options) as viewer:
         tab = await tabs(viewer, viewport={"width": 360, "height": 700})
-        for path in ("/report", "/report?benchmark=math&sort=-failed"):
+        for path in ("/report", "/report?benchmark=math&sort=-failed", "/against"):
             await tab.visit(path)
             await tab.page.evaluate(
                 "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
@@ -588,5 +591,11 @@ async def test_a_report_is_for_every_screen_and_every_eye(tmp_path, tabs):
                 assert (path, scheme, low) == (path, scheme, [])
             assert await tab.page.evaluate("document.documentElement.scrollWidth") == 360
             await expect(tab.page.get_by_role("heading", level=1)).to_have_count(1)
+        math = tab.page.get_by_role("region", name="math")
+        await expect(math).to_contain_text("58 tasks without a reward in A or B")
+        await expect(math.get_by_role("img").locator("rect")).to_have_count(2)
+        await expect(math.get_by_role("link")).to_have_text(["sum-7", "sum-8"])
+        await tab.press("j", "Enter")
+        await tab.at("/group/7$")
         await tab.open("/report?benchmark=none")
         await expect(tab.text("main")).to_contain_text("There is no benchmark none")

@@ -13,6 +13,7 @@ from tests.rollout_files import trajectory, write_rollouts
         (("nowhere.jsonl",), "nowhere.jsonl: No such file"),
         (("{sample}", "--host", "0.0.0.0"), "--token"),
         (("{sample}", "--tokenizer", "{sample}"), "cannot be loaded"),
+        (("{sample}", "--against", "runs/a"), "can't be compared with runs/a"),
         (("{sample}", "--port", "99999"), "65535"),
         ((), "ROLLOUTS.jsonl"),
     ],

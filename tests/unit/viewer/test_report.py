@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from gymrl.errors import ConfigError
-from gymrl.evaluation import read_evaluation, report_evaluation
+from gymrl.evaluation import compare, read_evaluation, report_evaluation
+from gymrl.viewer.comparison import SHOWN_TASKS, view_of_comparison
 from gymrl.viewer.index import RolloutIndex, take_snapshot
 from gymrl.viewer.report import EvaluationReports, list_tasks, parse_task_query, view_of
 from gymrl.viewer.scan import LineScanner
@@ -141,3 +142,40 @@ def test_the_view_is_made_of_what_json_can_hold(file):
     view = view_of(evaluation, report_evaluation(evaluation))
     decoded = msgspec.json.decode(msgspec.json.encode(view))
     assert decoded["benchmarks"][0]["total"]["numbers"]["pass_at"][0]["k"] == 1
+
+
+async def test_two_runs_are_compared_as_the_command_does_and_tasks_lead_to_their_groups(
+    file, tmp_path
+):
+    other = tmp_path / "other"
+    add_rows(other, PLAN, ("a", 0, 0.0), ("a", 1, 0.0), ("b", 0, 1.0), ("c", 0, 1.0))
+    view = await EvaluationReports(file, other).comparison(snapshot_of(file))
+    found = compare(read_evaluation(other), read_evaluation(file.parent))
+    math, words = view.benchmarks
+    assert math.total.numbers == found.benchmarks["math"].total
+    assert math.differences == [-0.625, 0.5]
+    (better,), (worse,) = math.better, math.worse
+    assert (better.task_id, better.group, better.before, better.after) == ("a", 0, 0.0, 0.5)
+    assert (worse.task_id, worse.number, worse.difference) == ("b", 1, -0.625)
+    (why,) = math.left_out.items()
+    assert (why[0], why[1].names) == ("without a reward in A or B", ("c",))
+    assert (words.total.numbers.difference, words.differences) == (None, [])
+
+
+async def test_of_many_changed_tasks_the_first_are_named_and_all_are_counted(tmp_path):
+    names = [f"t{number:02}" for number in range(30)]
+    plan = plan_of({"math": dict.fromkeys(names, "sums")}, 1)
+    first = add_rows(tmp_path / "a", plan, *((name, 0, 1.0) for name in names))
+    second = add_rows(tmp_path / "b", plan, *((name, 0, 0.0) for name in names))
+    view = view_of_comparison(
+        read_evaluation(first.parent), read_evaluation(second.parent), snapshot_of(second)
+    )
+    (math,) = view.benchmarks
+    assert (math.total.numbers.worse, len(math.worse), math.better) == (30, SHOWN_TASKS, [])
+
+
+async def test_there_is_nothing_to_compare_without_another_run(file, tmp_path):
+    with pytest.raises(ConfigError, match="--against"):
+        await EvaluationReports(file).comparison(snapshot_of(file))
+    with pytest.raises(ConfigError, match="No such file"):
+        await EvaluationReports(file, tmp_path / "nowhere").check_other()
