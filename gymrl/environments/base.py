@@ -13,9 +13,15 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from gymrl.errors import EnvironmentContractError
+from gymrl.media.parts import content_problem
 
-Message = dict[str, str]
-"""``role`` and ``content``."""
+Message = dict[str, Any]
+"""``role`` and ``content``: a text, or a list of parts of text and images.
+
+Parts are ``{"type": "text", "text": ...}`` and ``{"type": "image", "image": <source>}``, or those of
+OpenAI's APIs (:mod:`gymrl.media.parts`); a source is an image's data URL, or a URL that
+``NativeConfig.media`` lets in. What the model said is a text always.
+"""
 
 MessageLog = list[Message]
 """A conversation from its first message on, the model's newest answer last."""
@@ -25,7 +31,7 @@ class EnvironmentReturn(msgspec.Struct):
     """What one step said about each of B conversations.
 
     Attributes:
-        observations: B messages that answer the model.
+        observations: B messages that answer the model; they may show images.
         metadata: B values for the next step; None keeps what was there.
         next_stop_strings: B lists of texts that end the next generation; None keeps what was
             there, an empty list clears it.
@@ -36,7 +42,7 @@ class EnvironmentReturn(msgspec.Struct):
         answers: B extracted answers, for reports; None where there is none.
     """
 
-    observations: list[dict[str, str]]
+    observations: list[Message]
     metadata: list[Any]
     next_stop_strings: list[list[str] | None]
     rewards: Any
@@ -90,7 +96,7 @@ class Step(msgspec.Struct, frozen=True):
         reward: A number, its parts by name, or None for a sample that could not be scored.
     """
 
-    observation: dict[str, str]
+    observation: Message
     metadata: Any
     next_stop_strings: list[str] | None
     reward: float | dict[str, float | None] | None
@@ -185,14 +191,16 @@ def _column(values: Any, count: int, name: str, task_name: str) -> list[Any]:
     return list(plain)
 
 
-def _message(value: Any, task_name: str) -> dict[str, str]:
-    if (
-        not isinstance(value, Mapping)
-        or not isinstance(value.get("role"), str)
-        or not isinstance(value.get("content"), str)
-    ):
-        raise _broken(task_name, f"observation {value!r:.200} needs a role and a content of text")
-    return {"role": value["role"], "content": value["content"]}
+def _message(value: Any, task_name: str) -> Message:
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise _broken(task_name, f"observation {value!r:.200} needs a role and a content")
+    content = value.get("content")
+    problem = content_problem(content)
+    if problem is not None:
+        raise _broken(
+            task_name, f"observation {value!r:.200} needs a role and a content: it {problem}"
+        )
+    return {"role": value["role"], "content": content}
 
 
 def _stops(value: Any, task_name: str) -> list[str] | None:

@@ -196,7 +196,7 @@ class EnvironmentActor(Actor):
             await self._stack.enter_async_context(environment)
 
     async def step(
-        self, message_logs: list[list[dict[str, str]]], metadata: list[Any]
+        self, message_logs: list[list[dict[str, Any]]], metadata: list[Any]
     ) -> EnvironmentReturn:
         """One step; see :class:`gymrl.environments.base.Environment`."""
         return await self._open.step(message_logs, metadata)

@@ -158,6 +158,27 @@ class ChatFormat:
         Raises:
             GenerationRequestError: There is no message, or the template refuses them.
         """
+        text = self.write(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text) if self._turns is None else self._turns.encode(text)
+
+    def write(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The conversation's text, from the template; see :meth:`render`.
+
+        Raises:
+            GenerationRequestError: As there.
+        """
         if not messages:
             raise GenerationRequestError("the conversation holds no message", param="input")
         prepared = [_prepared(message) for message in messages]
@@ -166,7 +187,7 @@ class ChatFormat:
         if self._takes_parts_only:
             prepared = _in_parts(prepared)
         try:
-            text = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 prepared,
                 tools=list(tools) if tools and self.template_has_tools else None,
                 add_generation_prompt=add_generation_prompt,
@@ -178,7 +199,7 @@ class ChatFormat:
                 f"the chat template refused the conversation: {type(error).__name__}: {error}",
                 param="input",
             ) from error
-        return self.encode(text) if self._turns is None else self._turns.encode(text)
+        return text
 
     def continue_from(
         self,

@@ -135,7 +135,7 @@ def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> RequestImag
     images are told why.
     """
     # transformers takes seconds to import, and a model of text needs no more than its tokenizer.
-    from gymrl.generation.processors import load_processor, sees_images  # noqa: PLC0415
+    from gymrl.generation.processors import sees_images  # noqa: PLC0415
 
     if not sees_images(config.model):
         return RequestImageReader(
@@ -144,9 +144,39 @@ def load_image_reader(config: GenerationConfig, chat: ChatFormat) -> RequestImag
             f"model={config.model!r} reads text only; serve a vision-language model",
         )
     try:
-        processor, image_token_id = load_processor(config.model)
-        image_format = ImageFormat(processor, chat, image_token_id)
+        image_format = _format(config.model, chat)
     except ConfigError as error:
         logger.warning("requests with images will be refused: %s", error)
         return RequestImageReader(None, config.media, str(error))
     return RequestImageReader(image_format, config.media)
+
+
+def load_image_format(model: str, tokenizer: Any = None) -> ImageFormat:
+    """How the prompts of a model hold images; blocks while its processor is loaded.
+
+    Args:
+        model: A directory or hub id.
+        tokenizer: The model's; None: it is loaded.
+
+    Raises:
+        ConfigError: The model sees no images, or its processor can't be used here.
+        GenerationRequestError: Its tokenizer has no chat template.
+    """
+    # Loading a model's files imports transformers, which takes seconds.
+    from gymrl.generation.chat import ChatFormat  # noqa: PLC0415
+    from gymrl.generation.checkpoints import load_tokenizer  # noqa: PLC0415
+    from gymrl.generation.models import resolve_model  # noqa: PLC0415
+    from gymrl.generation.processors import sees_images  # noqa: PLC0415
+
+    if not sees_images(model):
+        raise ConfigError(f"model={model!r} reads text only", setting="model")
+    if tokenizer is None:
+        tokenizer, _ = load_tokenizer(resolve_model(model))
+    return _format(model, ChatFormat(tokenizer))
+
+
+def _format(model: str, chat: ChatFormat) -> ImageFormat:
+    from gymrl.generation.processors import load_processor  # noqa: PLC0415 - imports transformers
+
+    processor, image_token_id = load_processor(model)
+    return ImageFormat(processor, chat, image_token_id)

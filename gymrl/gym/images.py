@@ -8,24 +8,20 @@ every later turn could get another turn's images.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gymrl.errors import MediaError
 from gymrl.gym.schema import OutputItem, is_turn, plain
-from gymrl.media import is_allowed_source, looks_like_image_source
-from gymrl.media.sources import shown
+from gymrl.media import is_allowed_source
+from gymrl.media.parts import content_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gymrl.config import MediaConfig
 
-IMAGE_PARTS = frozenset({"input_image", "image", "image_url"})
-"""Types of content parts that are images."""
-
-_SOURCE_FIELDS = ("image", "image_url", "url")
 _items_decoder = msgspec.json.Decoder(list[OutputItem])
 
 
@@ -46,35 +42,8 @@ def image_sources(item: OutputItem, config: MediaConfig) -> list[str]:
         output = plain(item.output)
         if isinstance(output, str):
             return [output] if is_allowed_source(output, config) else []
-        return _part_sources(output)
-    return _part_sources(plain(item.content))
-
-
-def _part_sources(content: Any) -> list[str]:
-    if not isinstance(content, list):
-        return []
-    return [
-        _source_of(part)
-        for part in content
-        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS
-    ]
-
-
-def _source_of(part: dict[str, Any]) -> str:
-    source: Any = next((part[name] for name in _SOURCE_FIELDS if part.get(name)), None)
-    if isinstance(source, dict):
-        source = source.get("url")
-    if isinstance(source, str) and looks_like_image_source(source):
-        return source
-    if source is None:
-        found = f"has none, only {', '.join(sorted(part))}"
-    else:
-        found = f"has {shown(source) if isinstance(source, str) else type(source).__name__!r}"
-    raise MediaError(
-        f"a part of type {part['type']!r} {found}; an image is named by a URL (data:image/..., "
-        "https://...) in image_url",
-        source=shown(source) if isinstance(source, str) else None,
-    )
+        return content_sources(output)
+    return content_sources(plain(item.content))
 
 
 class ImageBins:

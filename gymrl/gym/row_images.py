@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from gymrl.errors import GymrlError, MediaError, MediaFetchError
-from gymrl.gym.images import IMAGE_PARTS, ImageBins, read_items
+from gymrl.gym.images import ImageBins, read_items
 from gymrl.gym.schema import ABSENT
 from gymrl.media import (
     ImageLifter,
@@ -26,6 +26,7 @@ from gymrl.media import (
     restore_images,
     to_data_url,
 )
+from gymrl.media.parts import IMAGE_PARTS
 from gymrl.media.regions import check_regions
 from gymrl.media.sources import scheme_of
 from gymrl.types import ImageRef

@@ -5,7 +5,8 @@ the generation in, steps the environment and hands that in::
 
     while (request := episode.next_request()) is not None:
         episode.take_generation(await generator.generate(request.prompt_ids, request.sampling))
-        episode.take_step(await environment.step(episode.message_log(), episode.metadata))
+        step = await environment.step(episode.message_log(), episode.metadata)
+        episode.take_step(step, await read_images(step.observation))
     trajectory = episode.trajectory()
 
 Every rule of the loop is in here and nowhere else:
@@ -13,7 +14,7 @@ Every rule of the loop is in here and nowhere else:
 * A response cut at a token limit makes the sample *truncated*; the environment still sees it and
   gives its reward; then the episode ends.
 * An observation that does not fit is cut to what fits, the sample is truncated, the episode ends.
-  No request has a budget below one token.
+  An image that does not fit whole is left out. No request has a budget below one token.
 * *Terminated naturally*: the environment said so and nothing was truncated. *Max turns reached*:
   all turns are used, and neither.
 * Stop texts: a list replaces, None keeps. Metadata: None keeps.
@@ -42,6 +43,7 @@ from gymrl.errors import (
     RolloutInfraFailure,
     RoutedExpertsError,
 )
+from gymrl.generation.images import PromptImages
 from gymrl.generation.parsing import (
     CALL_CLOSE,
     CALL_OPEN,
@@ -49,8 +51,16 @@ from gymrl.generation.parsing import (
     THINK_OPEN,
     parse_hermes,
 )
+from gymrl.media.parts import content_text, copied
 from gymrl.numbers import reward_number
-from gymrl.rollout.native_result import EpisodeFacts, encode_result, sound_text
+from gymrl.rollout.native_images import (
+    EpisodeImages,
+    PromptSegment,
+    format_of,
+    lifted,
+    recorded_message,
+)
+from gymrl.rollout.native_result import EpisodeFacts, encode_result, sound_message, sound_text
 from gymrl.routed_experts import TURNS_WITHOUT_ROUTES, RouteFormatError, RouteSequence
 from gymrl.types import Reward, Trajectory, Turn
 
@@ -59,6 +69,8 @@ if TYPE_CHECKING:
 
     from gymrl.environments.base import Message, MessageLog, Step
     from gymrl.generation.base import Generated
+    from gymrl.generation.images import ConversationImage
+    from gymrl.media import EncodedImage
     from gymrl.rollout.native_rows import NativeSample
     from gymrl.rollout.native_text import TextCodec
 
@@ -81,10 +93,11 @@ class EpisodeRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """One call to make."""
+    """One call to make; `images` are those that the prompt shows, None without any."""
 
     prompt_ids: list[int]
     sampling: SamplingParams
+    images: PromptImages | None = None
 
 
 class Episode:
@@ -105,19 +118,22 @@ class Episode:
         self.turn = 0
         self._rules = rules
         self._codec = codec
-        self._log: MessageLog = [dict(message) for message in sample.messages]
+        self._log: MessageLog = [copied(message) for message in sample.messages]
+        self._format = format_of(codec)
+        self._images = EpisodeImages(self._format)
+        self._shown: dict[int, list[EncodedImage]] = {}
         self._stops = tuple(sample.stop_strings or ())
-        self._token_ids: list[int] = list(sample.prompt_ids)
-        self._logprobs: list[float] = [0.0] * len(self._token_ids)
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
         self._turns: list[Turn] = []
         self._turn_start = 0
         self._routes = RouteSequence()
-        self._prompt_text = sample.prompt_text
+        self._append(sample.prompt, sample.prompt_text)
         self._rewards: list[float] = []
         self._components: dict[str, float] | None = None
         self._facts = EpisodeFacts(task_name=sample.task_name, prompt_tokens=len(self._token_ids))
         self._notes: dict[str, int] = {}
-        self._final_observation: tuple[Message, list[int]] | None = None
+        self._final_observation: tuple[Message, PromptSegment] | None = None
         self._done = False
         if self._room <= 0:
             raise NoGenerationError(
@@ -125,6 +141,11 @@ class Episode:
                 f"max_seq_len={rules.max_seq_len}; shorten the prompt or raise max_seq_len",
                 prompt_length=len(self._token_ids),
             )
+
+    @property
+    def num_images(self) -> int:
+        """Images among its tokens."""
+        return self._images.count
 
     @property
     def _room(self) -> int:
@@ -152,6 +173,7 @@ class Episode:
                 # Turns differ in their prompts, but must not draw the same numbers.
                 seed=None if seed is None else (seed + self.turn) & 0x7FFF_FFFF,
             ),
+            self._images.shown(),
         )
 
     def take_generation(self, generated: Generated) -> None:
@@ -160,12 +182,14 @@ class Episode:
         Raises:
             BadLogprobsError: Log-probabilities are too few, missing or not finite.
             GenerationError: There are more tokens than were asked for.
+            MediaError: There are tokens of images among them.
             RolloutInfraFailure: The generator gave up on the call.
             RoutedExpertsError: Its routes do not fit the tokens, or it has none and must.
         """
         if generated.finish_reason == "abort":
             raise RolloutInfraFailure("the generator was closed during the call", turn=self.turn)
         _check_generated(generated, self._room, self.turn)
+        self._images.end_turn(generated.token_ids, self.turn)
         start = len(self._token_ids)
         self._take_routes(generated, start - self._turn_start)
         self._token_ids += generated.token_ids
@@ -204,12 +228,17 @@ class Episode:
 
     def message_log(self) -> MessageLog:
         """The conversation so far, as copies that the environment may keep."""
-        return [dict(message) for message in self._log]
+        return [copied(message) for message in self._log]
 
-    def take_step(self, step: Step) -> None:
+    def take_step(self, step: Step, images: Sequence[ConversationImage] = ()) -> None:
         """Take what the environment said about the newest answer.
 
+        Args:
+            step: What it said.
+            images: Those that its observation shows, in order.
+
         Raises:
+            MediaError: The observation's tokens do not show its images.
             RewardContractError: The reward is no finite number; the sample can't be scored.
             EnvironmentContractError: Component rewards and plain ones are mixed in one episode.
         """
@@ -224,7 +253,7 @@ class Episode:
         self._facts.terminated = step.terminated
         is_last = self.turn == self._rules.max_turns
         ends = step.terminated or self._facts.truncated or is_last
-        self._observe(step.observation, ends=ends)
+        self._observe(step.observation, images, ends=ends)
         if self._facts.truncated or step.terminated or is_last:
             self._done = True
         self._facts.max_turns_reached = (
@@ -248,25 +277,34 @@ class Episode:
         else:
             self._rewards.append(reward_number(reward))
 
-    def _observe(self, observation: Message, *, ends: bool) -> None:
+    def _observe(
+        self, observation: Message, images: Sequence[ConversationImage], *, ends: bool
+    ) -> None:
         """Append the observation, cut to what fits; going on needs room for a token after it."""
-        content = sound_text(observation["content"], self._notes)
-        message = {"role": observation["role"], "content": content}
+        message = sound_message(observation, self._notes)
         sampled = self._token_ids[self._turns[-1].generation_start : self._turns[-1].end]
         ids = self._codec.encode_observation(message, sampled)
-        if len(ids) > self._room:
-            ids = ids[: self._room]
+        segment = PromptSegment.written(ids, images, self._format)
+        length = len(segment.token_ids)
+        if length > self._room:
+            segment = segment.cut(self._room)
             self._facts.truncated = True
-        elif len(ids) == self._room and not ends:
+        elif length == self._room and not ends:
             self._facts.truncated = True
-        self._facts.env_tokens += len(ids)
+        self._facts.env_tokens += len(segment.token_ids)
+        self._shown[len(self._log)] = [image.encoded for image in images]
         self._log.append(message)
         if ends or self._facts.truncated:
-            self._final_observation = (message, ids)
+            self._final_observation = (message, segment)
             return
-        self._token_ids += ids
-        self._logprobs += [0.0] * len(ids)
-        self._prompt_text = content
+        self._append(segment, content_text(message["content"]))
+
+    def _append(self, segment: PromptSegment, text: str) -> None:
+        """Add to the prompt of the next turn."""
+        self._images.add(segment, len(self._token_ids))
+        self._token_ids += segment.token_ids
+        self._logprobs += [0.0] * len(segment.token_ids)
+        self._prompt_text = text
 
     def trajectory(self, worker: int = 0) -> Trajectory:
         """The finished episode.
@@ -283,6 +321,7 @@ class Episode:
             verifier=math.fsum(self._rewards),
             components=dict(self._components) if self._components is not None else None,
         )
+        result, media = self._encoded_result(reward)
         placeholder = all(turn.generation_start == turn.end for turn in turns)
         routes = self._routes.array()
         if routes is not None and self._routes.missing_turns:
@@ -296,17 +335,23 @@ class Episode:
             incomplete_reason=reason,
             mask_sample=placeholder,
             placeholder=placeholder,
-            result=encode_result(
-                facts,
-                reward,
-                self._log[len(self.sample.messages) :],
-                self._final_observation,
-                self.metadata,
-                self._notes,
-            ),
+            result=result,
             notes=dict(self._notes),
             routed_experts=None if routes is None else routes[:tokens],
+            images=self._images.refs(len(turns)),
+            media={**media, **self._images.media(len(turns))},
         )
+
+    def _encoded_result(self, reward: Reward) -> tuple[bytes, dict[str, bytes]]:
+        """The record, and the images that it refers to."""
+        start = len(self.sample.messages)
+        places = range(start, len(self._log))
+        messages = [recorded_message(self._log[i], self._shown.get(i, ())) for i in places]
+        final = self._final_observation
+        if final is not None:
+            final = (messages[-1], final[1])
+        result = encode_result(self._facts, reward, messages, final, self.metadata, self._notes)
+        return lifted(result, [image for shown in self._shown.values() for image in shown])
 
     def _trainable_turns(self) -> tuple[tuple[Turn, ...], int]:
         """All turns but empty ones at the end, which add nothing to train on; one at least."""

@@ -19,7 +19,14 @@ from gymrl.concurrency import OwnedTasks
 from gymrl.rollout.episode import EpisodeRules
 from gymrl.rollout.groups import CompletedGroup, GroupAccumulator
 from gymrl.rollout.native_attempts import FailedAttempt, NativeRun, Outcome
-from gymrl.rollout.native_rows import NativeConfig, NativePrompt, NativeSample, prepare_samples
+from gymrl.rollout.native_images import NativeImageReader, format_of
+from gymrl.rollout.native_rows import (
+    NativeConfig,
+    NativePrompt,
+    NativeSample,
+    check_prompts,
+    prepare_samples,
+)
 from gymrl.rollout.native_schedulers import run_in_lockstep, run_independently
 from gymrl.rollout.native_steps import EnvironmentSet, GeneratorPool
 from gymrl.scoring.answer import Answer
@@ -70,6 +77,9 @@ async def run_native_rollout(
 ) -> NativeRollout:
     """Play `num_generations` episodes of every prompt.
 
+    The images of all prompts are read before anything is sampled; a broken one fails the rows of
+    its prompt, as any failure does.
+
     Args:
         prompts: At least one. Nothing of them is changed.
         generator: One, or several that take turns over the rows.
@@ -84,6 +94,7 @@ async def run_native_rollout(
     when they have ended.
 
     Raises:
+        ConfigError: Prompts show images, and a generator takes none. Nothing ran.
         RowTypeError: A prompt has the wrong type. Nothing ran.
         RowValueError: A task name is unknown, or a prompt can't be used. Nothing ran.
         RolloutFailure: With the policy ``raise``: the first row that failed for good, by type;
@@ -91,7 +102,8 @@ async def run_native_rollout(
         RolloutRedispatchExhausted: The fleet failed one row `max_infra_attempts` times.
         EnvironmentContractError: An environment's answer is not what the protocol says.
     """
-    batch = _Batch(prompts, generator, environments, codec, config, num_generations)
+    batch = _Batch(generator, environments, codec, config)
+    await batch.prepare(prompts, num_generations)
     await batch.play()
     return await batch.rollout()
 
@@ -114,7 +126,8 @@ async def stream_native_rollout(
     Raises:
         Exception: What :func:`run_native_rollout` raises; groups before it were yielded.
     """
-    batch = _Batch(prompts, generator, environments, codec, config, num_generations)
+    batch = _Batch(generator, environments, codec, config)
+    await batch.prepare(prompts, num_generations)
     send, receive = anyio.create_memory_object_stream[RolloutGroup](math.inf)
     errors: list[BaseException] = []
     tasks = OwnedTasks("native-rollout", on_error=errors.append)
@@ -139,20 +152,15 @@ class _Batch:
 
     def __init__(
         self,
-        prompts: Sequence[NativePrompt],
         generator: Generator | Sequence[Generator],
         environments: Mapping[str, Any],
         codec: TextCodec,
         config: NativeConfig | None,
-        num_generations: int,
     ) -> None:
         self._config = config = config or NativeConfig()
         generators = generator if isinstance(generator, Sequence) else [generator]
         pool = GeneratorPool(generators, config.generation_timeout_s)
         opened = EnvironmentSet(environments, config.environment_timeout_s, config.max_threads)
-        self._samples = prepare_samples(
-            prompts, num_generations, opened.task_names, codec, config.seed
-        )
         limit = pool.max_model_len
         if config.max_seq_len is not None:
             limit = min(limit, config.max_seq_len)
@@ -162,13 +170,30 @@ class _Batch:
             sampling=config.profile,
             require_routed_experts=config.require_routed_experts,
         )
-        self._run = NativeRun(config, rules, codec, pool, opened)
-        rows = [sample.row for sample in self._samples]
-        self._accumulator = GroupAccumulator(rows, num_generations)
+        reader = NativeImageReader(format_of(codec), config.media)
+        self._run = NativeRun(config, rules, codec, pool, opened, reader)
         self._groups: dict[int, RolloutGroup] = {}
         self._parts: dict[int, GroupStats] = {}
         self._num_dropped = 0
         self._on_group: Callable[[RolloutGroup], None] | None = None
+
+    async def prepare(self, prompts: Sequence[NativePrompt], num_generations: int) -> None:
+        """Check and encode the prompts, their images read first.
+
+        Raises:
+            GymrlError: See :func:`run_native_rollout`.
+        """
+        run = self._run
+        task_names = run.environments.task_names
+        check_prompts(prompts, num_generations, task_names)
+        images = await run.images.read_prompts(prompts, num_generations, self._config)
+        if any(read.images for read in images):
+            run.generators.check_images()
+        self._samples = prepare_samples(
+            prompts, num_generations, task_names, run.codec, self._config.seed, images
+        )
+        rows = [sample.row for sample in self._samples]
+        self._accumulator = GroupAccumulator(rows, num_generations)
 
     async def play(self, on_group: Callable[[RolloutGroup], None] | None = None) -> None:
         """Run every episode; `on_group` gets each group as it completes, instead of keeping it."""

@@ -7,13 +7,14 @@ metadata and shares nothing with the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gymrl.errors import (
     GenerationError,
+    MediaError,
     NoGenerationError,
     RolloutDataFailure,
     RolloutFailure,
@@ -25,8 +26,8 @@ from gymrl.rollout.episode import Episode, EpisodeRules
 from gymrl.types import Failure, FailureKind, Trajectory
 
 if TYPE_CHECKING:
-    from gymrl.environments.base import Step
     from gymrl.generation.base import Generated
+    from gymrl.rollout.native_images import NativeImageReader, SeenStep
     from gymrl.rollout.native_rows import NativeConfig, NativeSample
     from gymrl.rollout.native_steps import EnvironmentSet, GeneratorPool
     from gymrl.rollout.native_text import TextCodec
@@ -43,13 +44,31 @@ class NativeRun:
     codec: TextCodec
     generators: GeneratorPool
     environments: EnvironmentSet
+    images: NativeImageReader
+
+    async def step(self, attempts: Sequence[Attempt]) -> list[SeenStep]:
+        """One step of every attempt, with the images that it showed.
+
+        Raises:
+            EnvironmentContractError: An answer is not what the protocol says, or shows images where
+                the codec writes none.
+        """
+        episodes = [attempt.episode for attempt in attempts]
+        return await self.images.read_steps(await self.environments.step(episodes), episodes)
 
 
 class FailedAttempt(msgspec.Struct, frozen=True):
-    """An attempt without a trajectory: the failure as plain data, and the error it came from."""
+    """An attempt without a trajectory.
+
+    Attributes:
+        failure: As plain data.
+        error: What it came from.
+        is_certain: Another attempt would end the same way.
+    """
 
     failure: Failure
     error: Exception
+    is_certain: bool = False
 
     def raised(self) -> RolloutFailure:
         """The typed error that ends a run, naming row, turn and environment."""
@@ -89,9 +108,12 @@ class Attempt:
         self._run = run
         self._episode: Episode | None = None
         try:
+            if sample.error is not None:
+                raise sample.error
             self._episode = Episode(sample, run.rules, run.codec)
-        except NoGenerationError as error:
-            self.fail(error)
+        except (NoGenerationError, MediaError) as error:
+            # Whatever is wrong with a prompt will be wrong with it the next time.
+            self.fail(error, is_certain=True)
 
     @property
     def is_running(self) -> bool:
@@ -104,12 +126,13 @@ class Attempt:
         assert self._episode is not None
         return self._episode
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, *, is_certain: bool = False) -> None:
         """End without a trajectory."""
         row = self.sample.row.index
         failure = failure_of(error, row=row, agent=self.sample.task_name)
         turn = self._episode.turn if self._episode is not None else 0
-        self.outcome = FailedAttempt(msgspec.structs.replace(failure, row=row, turn=turn), error)
+        failure = msgspec.structs.replace(failure, row=row, turn=turn)
+        self.outcome = FailedAttempt(failure, error, is_certain)
 
     def take_generation(self, generated: Generated | Exception) -> None:
         """Take an answer, or the error in its place."""
@@ -121,13 +144,14 @@ class Attempt:
         except (RolloutFailure, GenerationError) as error:
             self.fail(error)
 
-    def take_step(self, step: Step | Exception) -> None:
+    def take_step(self, seen: SeenStep) -> None:
         """Take the environment's step, or the error in its place; ends a finished episode."""
+        step, images = seen
         if isinstance(step, Exception):
             self.fail(step)
             return
         try:
-            self.episode.take_step(step)
+            self.episode.take_step(step, images)
         except (RolloutFailure, GenerationError) as error:
             self.fail(error)
             return
@@ -159,9 +183,8 @@ class AttemptBudget:
         self._failures[failure.kind] += 1
         count = self._failures[failure.kind]
         if failure.kind is FailureKind.DATA:
-            # A prompt that leaves no room will leave none the next time.
-            is_certain = isinstance(error, NoGenerationError)
-            return None if is_certain or count >= self._config.max_data_attempts else 0.0
+            is_spent = count >= self._config.max_data_attempts
+            return None if outcome.is_certain or is_spent else 0.0
         if count >= self._config.max_infra_attempts:
             raise RolloutRedispatchExhausted(
                 f"row {failure.row} (environment {failure.agent!r}) failed {count} times by the "

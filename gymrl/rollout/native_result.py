@@ -4,7 +4,8 @@ One set of rules (scoring, metrics, records) so reads both.
 
 ``response.output`` holds the messages after the prompt: the model's answers and the environment's
 observations. Beside ``reward`` and ``reward_components`` there are the facts of
-:class:`EpisodeFacts`, the last ``metadata``, and ``final_observation`` with its tokens.
+:class:`EpisodeFacts`, the last ``metadata``, and ``final_observation`` with its tokens. Messages that show images are in
+parts, each image as a data URL.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gymrl.media.parts import copied, is_image_part
 from gymrl.rollout.encode import find_unencodable
 
 if TYPE_CHECKING:
     from gymrl.environments.base import Message, MessageLog
+    from gymrl.rollout.native_images import PromptSegment
     from gymrl.types import Reward
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -56,15 +59,31 @@ def sound_text(text: str, notes: dict[str, int]) -> str:
     return mended
 
 
+def sound_message(message: Message, notes: dict[str, int]) -> Message:
+    """A copy of a message, each of its texts as :func:`sound_text` has it."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {"role": message["role"], "content": sound_text(content, notes)}
+    parts = [
+        part if is_image_part(part) else {**part, "text": sound_text(part["text"], notes)}
+        for part in content
+    ]
+    return copied({"role": message["role"], "content": parts})
+
+
 def encode_result(
     facts: EpisodeFacts,
     reward: Reward,
     messages: MessageLog,
-    final_observation: tuple[Message, list[int]] | None,
+    final_observation: tuple[Message, PromptSegment] | None,
     metadata: Any,
     notes: dict[str, int],
 ) -> bytes:
-    """The record as JSON bytes. Metadata that JSON has no form for is left out, and noted."""
+    """The record as JSON bytes. Metadata that JSON has no form for is left out, and noted.
+
+    Of a final observation that shows images, ``num_images`` says how many of them are whole among
+    its tokens.
+    """
     if find_unencodable(metadata) is not None:
         metadata = None
         notes["unencodable_metadata"] = 1
@@ -81,15 +100,16 @@ def encode_result(
     if reward.components is not None:
         record["reward_components"] = reward.components
     if final_observation is not None:
-        message, token_ids = final_observation
-        record["final_observation"] = {**message, "token_ids": token_ids}
+        message, kept = final_observation
+        record["final_observation"] = {**message, "token_ids": kept.token_ids}
+        if not isinstance(message["content"], str):
+            record["final_observation"]["num_images"] = len(kept.images)
     return msgspec.json.encode(record)
 
 
 def _item(message: Message) -> dict[str, Any]:
-    kind = "output_text" if message["role"] == "assistant" else "input_text"
-    return {
-        "type": "message",
-        "role": message["role"],
-        "content": [{"type": kind, "text": message["content"]}],
-    }
+    content = message["content"]
+    if isinstance(content, str):
+        kind = "output_text" if message["role"] == "assistant" else "input_text"
+        content = [{"type": kind, "text": content}]
+    return {"type": "message", "role": message["role"], "content": content}

@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gymrl.config import Config, FailurePolicy, SamplingParams, require
+from gymrl.config import Config, FailurePolicy, MediaConfig, SamplingParams, require
 from gymrl.environments.base import Message
-from gymrl.errors import RowTypeError, RowValueError
+from gymrl.errors import MediaError, RowTypeError, RowValueError
+from gymrl.media.parts import content_problem, content_sources, content_text, copied
 from gymrl.rollout.encode import encode_body
+from gymrl.rollout.native_images import (
+    PromptImagesRead,
+    PromptSegment,
+    format_of,
+    image_part,
+    lifted,
+    recorded_message,
+)
 from gymrl.rollout.prepare import check_count, sampling_seed
 from gymrl.types import Row
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from gymrl.media import EncodedImage
     from gymrl.rollout.native_text import TextCodec
 
 Scheduler = Literal["async", "batched"]
@@ -28,12 +38,15 @@ class NativePrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         task_name: The environment that steps it.
-        messages: The first messages, ``role`` and ``content`` each.
+        messages: The first messages, ``role`` and ``content`` each: texts, or parts of text and
+            images (:data:`gymrl.environments.base.Message`).
         metadata: What the environment gets with the first step: plain data, copied for every
             attempt.
         stop_strings: Texts that end the first generation, until the environment names others.
         token_ids: The first prompt's ids where they are made elsewhere; None: the codec makes
-            them of the messages.
+            them of the messages. They hold the regions of the images.
+        images: With `token_ids` alone: the sources of the images that these show, in order, where
+            the messages have no parts for them. None: those of the messages.
         task_index: The prompt's number; None: its place in the batch.
     """
 
@@ -42,6 +55,7 @@ class NativePrompt(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Any = None
     stop_strings: Sequence[str] | None = None
     token_ids: Sequence[int] | None = None
+    images: Sequence[str] | None = None
     task_index: int | None = None
 
 
@@ -72,6 +86,8 @@ class NativeConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
         max_threads: Steps of a blocking environment at a time.
         require_routed_experts: An answer without the experts that its tokens went through fails
             the row (:mod:`gymrl.routed_experts`).
+        media: Where images of prompts and observations may come from, how large and how many they
+            may be. They need a codec that writes images.
     """
 
     scheduler: Scheduler = "async"
@@ -89,6 +105,7 @@ class NativeConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
     environment_timeout_s: float | None = 600.0
     max_threads: int = 1
     require_routed_experts: bool = False
+    media: MediaConfig = MediaConfig()
 
     def __post_init__(self) -> None:
         for setting in (
@@ -118,9 +135,10 @@ class NativeSample(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         row: Its place in the batch; `row.body` is the prompt as JSON.
-        prompt_ids: Ids of the first prompt.
-        prompt_text: The first prompt decoded.
+        prompt: Tokens and images of the first prompt.
+        prompt_text: The first prompt's text.
         seed: Of its calls, or None.
+        error: Why the prompt can't be played; None where it can.
     """
 
     row: Row
@@ -128,9 +146,10 @@ class NativeSample(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     metadata: Any
     stop_strings: tuple[str, ...] | None
-    prompt_ids: tuple[int, ...]
+    prompt: PromptSegment
     prompt_text: str
     seed: int | None
+    error: MediaError | None = None
 
 
 def prepare_samples(
@@ -139,6 +158,7 @@ def prepare_samples(
     task_names: Collection[str],
     codec: TextCodec,
     seed: int | None = None,
+    images: Sequence[PromptImagesRead] | None = None,
 ) -> list[NativeSample]:
     """Each prompt as `num_generations` samples in a row. Nothing of the caller's is changed.
 
@@ -148,22 +168,37 @@ def prepare_samples(
         task_names: Environments there are.
         codec: Encodes the first prompts, each once.
         seed: Of the run.
+        images: Those of each prompt; None: no prompt has any.
 
     Raises:
         RowTypeError: A prompt, a message or a token id has the wrong type.
         RowValueError: There is no prompt, a task name is unknown, a prompt holds no token, or a
             value can't be kept as JSON; the prompt is named by the index of its first row.
     """
+    check_prompts(prompts, num_generations, task_names)
+    run = uuid.uuid4().hex[:12]
+    samples: list[NativeSample] = []
+    for number, prompt in enumerate(prompts):
+        read = PromptImagesRead() if images is None else images[number]
+        first = _first_sample(prompt, number * num_generations, _encoded(prompt, codec, read), read)
+        task_index = number if prompt.task_index is None else prompt.task_index
+        samples += _attempts(first, task_index, num_generations, run, seed)
+    return samples
+
+
+def check_prompts(
+    prompts: Sequence[NativePrompt], num_generations: int, task_names: Collection[str]
+) -> None:
+    """What can be said of prompts before their images are read.
+
+    Raises:
+        RowTypeError, RowValueError: As :func:`prepare_samples`.
+    """
     check_count("num_generations", num_generations)
     if not prompts:
         raise RowValueError("the batch is empty: give at least one prompt")
     for number, prompt in enumerate(prompts):
         _check_prompt(prompt, number * num_generations, task_names)
-    run = uuid.uuid4().hex[:12]
-    samples: list[NativeSample] = []
-    for number, prompt in enumerate(prompts):
-        samples += _attempts(prompt, number, num_generations, _encoded(prompt, codec), run, seed)
-    return samples
 
 
 def _check_prompt(prompt: NativePrompt, index: int, task_names: Collection[str]) -> None:
@@ -176,57 +211,118 @@ def _check_prompt(prompt: NativePrompt, index: int, task_names: Collection[str])
             f"{where}: there is no environment {prompt.task_name!r} (known: {known})", row=index
         )
     for message in prompt.messages:
-        if not isinstance(message, dict) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowTypeError(
-                f"{where}: message {message!r:.200} needs a role and a content of text", row=index
+                f"{where}: message {message!r:.200} needs a role and a content", row=index
             )
+        problem = content_problem(message.get("content"))
+        if problem is not None:
+            raise RowTypeError(
+                f"{where}: message {message!r:.200}: its content {problem}", row=index
+            )
+    if prompt.images is not None and prompt.token_ids is None:
+        raise RowValueError(
+            f"{where}: images are given beside the messages without the token_ids that show them; "
+            "put them into the messages, as parts",
+            row=index,
+        )
 
 
-def _encoded(prompt: NativePrompt, codec: TextCodec) -> tuple[int, ...]:
-    if prompt.token_ids is None:
-        return tuple(codec.encode_prompt(prompt.messages))
-    return tuple(int(token_id) for token_id in prompt.token_ids)
+def _encoded(
+    prompt: NativePrompt, codec: TextCodec, read: PromptImagesRead
+) -> PromptSegment | MediaError:
+    """Tokens and images, or why there are none."""
+    if read.error is not None:
+        return read.error
+    format = format_of(codec)
+    try:
+        if prompt.token_ids is None:
+            ids = codec.encode_prompt(prompt.messages)
+            return PromptSegment.written(ids, read.images, format)
+        ids = [int(token_id) for token_id in prompt.token_ids]
+        return PromptSegment.located(ids, read.images, format)
+    except MediaError as error:
+        return MediaError(f"the prompt: {error.message}", **error.fields)
 
 
-def _attempts(
+def _first_sample(
     prompt: NativePrompt,
-    number: int,
-    count: int,
-    prompt_ids: tuple[int, ...],
-    run: str,
-    seed: int | None,
-) -> list[NativeSample]:
-    first = number * count
-    if not prompt_ids:
-        raise RowValueError(f"row {first}: the prompt holds no token", row=first)
-    task_index = number if prompt.task_index is None else prompt.task_index
+    index: int,
+    encoded: PromptSegment | MediaError,
+    read: PromptImagesRead,
+) -> NativeSample:
+    """The first attempt, to be numbered."""
+    error = encoded if isinstance(encoded, MediaError) else None
+    segment = PromptSegment([]) if isinstance(encoded, MediaError) else encoded
+    if error is None and not segment.token_ids:
+        raise RowValueError(f"row {index}: the prompt holds no token", row=index)
+    images = [image.encoded for image in read.images]
     body = encode_body(
         {
-            "responses_create_params": {"input": list(prompt.messages)},
+            "responses_create_params": {"input": _recorded(prompt, images)},
             "task_name": prompt.task_name,
             "extra_env_info": prompt.metadata,
         },
-        first,
+        index,
     )
-    text = "".join(message["content"] for message in prompt.messages)
+    body, media = lifted(body, images)
+    return NativeSample(
+        row=Row(
+            index=index,
+            task_index=0,
+            rollout_index=0,
+            route=prompt.task_name,
+            rollout_id="",
+            body=body,
+            media=media,
+        ),
+        task_name=prompt.task_name,
+        messages=tuple(copied(message) for message in prompt.messages),
+        metadata=prompt.metadata,
+        stop_strings=None if prompt.stop_strings is None else tuple(prompt.stop_strings),
+        prompt=segment,
+        prompt_text="".join(content_text(message["content"]) for message in prompt.messages),
+        seed=None,
+        error=error,
+    )
+
+
+def _recorded(prompt: NativePrompt, images: Sequence[EncodedImage]) -> list[Any]:
+    """The messages as the row keeps them; images beside them go before the first user's text."""
+    if not images:
+        return list(prompt.messages)
+    messages: list[Any] = []
+    left = list(images)
+    if prompt.images is None:
+        for message in prompt.messages:
+            count = len(content_sources(message["content"]))
+            messages.append(recorded_message(message, left[:count]))
+            del left[:count]
+        return messages
+    messages = [recorded_message(message, ()) for message in prompt.messages]
+    messages = messages or [{"role": "user", "content": ""}]
+    users = (message for message in messages if message["role"] == "user")
+    target = next(users, messages[-1])
+    content = target["content"]
+    text = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    target["content"] = [*map(image_part, left), *text]
+    return messages
+
+
+def _attempts(
+    first: NativeSample, task_index: int, count: int, run: str, seed: int | None
+) -> list[NativeSample]:
+    start = first.row.index
     return [
-        NativeSample(
-            row=Row(
-                index=first + place,
+        msgspec.structs.replace(
+            first,
+            row=msgspec.structs.replace(
+                first.row,
+                index=start + place,
                 task_index=task_index,
                 rollout_index=place,
-                route=prompt.task_name,
-                rollout_id=f"{run}-{task_index}-{place}-{first + place}",
-                body=body,
+                rollout_id=f"{run}-{task_index}-{place}-{start + place}",
             ),
-            task_name=prompt.task_name,
-            messages=tuple(dict(message) for message in prompt.messages),
-            metadata=prompt.metadata,
-            stop_strings=None if prompt.stop_strings is None else tuple(prompt.stop_strings),
-            prompt_ids=prompt_ids,
-            prompt_text=text,
             seed=None if seed is None else sampling_seed(seed, task_index, place),
         )
         for place in range(count)

@@ -43,7 +43,7 @@ async def attempt_once(sample: NativeSample, run: NativeRun) -> Outcome:
         assert request is not None
         attempt.take_generation(await run.generators.generate(sample.row.index, request))
         if attempt.is_running:
-            [step] = await run.environments.step([attempt.episode])
+            [step] = await run.step([attempt])
             attempt.take_step(step)
     return attempt.outcome
 
@@ -115,6 +115,6 @@ async def _turn(attempts: Sequence[Attempt], run: NativeRun) -> None:
     for attempt, answer in zip(attempts, answers, strict=True):
         attempt.take_generation(answer)
     answered = [attempt for attempt in attempts if attempt.is_running]
-    steps = await run.environments.step([attempt.episode for attempt in answered])
+    steps = await run.step(answered)
     for attempt, step in zip(answered, steps, strict=True):
         attempt.take_step(step)

@@ -18,12 +18,15 @@ from gymrl.errors import (
     DeadlineExceeded,
     EnvironmentContractError,
     GenerationError,
+    GenerationRequestError,
     RolloutTimeout,
 )
+from gymrl.generation.images import ImageGenerator
 
 if TYPE_CHECKING:
     from gymrl.config import SamplingParams
     from gymrl.generation.base import Generated, Generator
+    from gymrl.generation.images import PromptImages
     from gymrl.rollout.episode import Episode, GenerationRequest
 
 
@@ -33,6 +36,20 @@ class GeneratesBatches(Protocol):
 
     async def generate_batch(
         self, prompts: Sequence[Sequence[int]], samplings: Sequence[SamplingParams]
+    ) -> Sequence[Generated | Exception]:
+        """One continuation for each prompt, or the error of that prompt alone."""
+        ...
+
+
+@runtime_checkable
+class GeneratesImageBatches(Protocol):
+    """A generator that takes a whole batch in one call, prompts with images among it."""
+
+    async def generate_batch_with_images(
+        self,
+        prompts: Sequence[Sequence[int]],
+        images: Sequence[PromptImages | None],
+        samplings: Sequence[SamplingParams],
     ) -> Sequence[Generated | Exception]:
         """One continuation for each prompt, or the error of that prompt alone."""
         ...
@@ -60,6 +77,20 @@ class GeneratorPool:
         """The shortest context of all."""
         return min(generator.max_model_len for generator in self._generators)
 
+    def check_images(self) -> None:
+        """Refuse prompts with images where a generator takes none.
+
+        Raises:
+            ConfigError: Names its type.
+        """
+        for generator in self._generators:
+            if not isinstance(generator, ImageGenerator):
+                raise ConfigError(
+                    f"prompts show images, and {type(generator).__name__} samples from tokens "
+                    "only; give a generator with generate_with_images",
+                    setting="generator",
+                )
+
     def worker_of(self, row: int) -> int:
         """Which generator serves a row."""
         return row % len(self._generators)
@@ -69,7 +100,7 @@ class GeneratorPool:
         generator = self._generators[self.worker_of(row)]
         try:
             with deadline(self._timeout_s, f"the generation for row {row}", "generation_timeout_s"):
-                return await generator.generate(request.prompt_ids, request.sampling)
+                return await _generate(generator, request)
         except Exception as error:  # noqa: BLE001 - it is the sample's outcome, handed back typed
             return _timeout_as_failure(error)
 
@@ -84,27 +115,45 @@ class GeneratorPool:
             if not places:
                 return
             generator = self._generators[worker]
-            if isinstance(generator, GeneratesBatches):
-                found = await self._batch(generator, [requests[i] for i in places])
-            else:
-                found = await gather_bounded(lambda i: self.generate(rows[i], requests[i]), places)
-            for place, answer in zip(places, found, strict=True):
+            together, alone = self._split(generator, places, requests)
+            if together:
+                found = await self._batch(generator, [requests[i] for i in together])
+                for place, answer in zip(together, found, strict=True):
+                    answers[place] = answer
+            singles = await gather_bounded(lambda i: self.generate(rows[i], requests[i]), alone)
+            for place, answer in zip(alone, singles, strict=True):
                 answers[place] = answer
 
         await gather_bounded(serve, range(len(self._generators)))
         return [answer for answer in answers if answer is not None]
 
+    @staticmethod
+    def _split(
+        generator: Generator, places: list[int], requests: Sequence[GenerationRequest]
+    ) -> tuple[list[int], list[int]]:
+        """Which requests a generator takes in one call, and which one by one."""
+        if isinstance(generator, GeneratesImageBatches):
+            return places, []
+        if not isinstance(generator, GeneratesBatches):
+            return [], places
+        together = [place for place in places if requests[place].images is None]
+        return together, [place for place in places if requests[place].images is not None]
+
     async def _batch(
-        self, generator: GeneratesBatches, requests: Sequence[GenerationRequest]
+        self, generator: Any, requests: Sequence[GenerationRequest]
     ) -> Sequence[Generated | Exception]:
+        prompts = [request.prompt_ids for request in requests]
+        samplings = [request.sampling for request in requests]
+        images = [request.images for request in requests]
         try:
             with deadline(
                 self._timeout_s, f"a batch of {len(requests)} generations", "generation_timeout_s"
             ):
-                answers = await generator.generate_batch(
-                    [request.prompt_ids for request in requests],
-                    [request.sampling for request in requests],
-                )
+                answers: Sequence[Generated | Exception]
+                if isinstance(generator, GeneratesImageBatches) and any(images):
+                    answers = await generator.generate_batch_with_images(prompts, images, samplings)
+                else:
+                    answers = await generator.generate_batch(prompts, samplings)
         except Exception as error:  # noqa: BLE001 - the outcome of every sample in the batch
             return [_timeout_as_failure(error)] * len(requests)
         if len(answers) != len(requests):
@@ -113,6 +162,19 @@ class GeneratorPool:
             )
             return [wrong] * len(requests)
         return answers
+
+
+async def _generate(generator: Generator, request: GenerationRequest) -> Generated:
+    if request.images is None:
+        return await generator.generate(request.prompt_ids, request.sampling)
+    if not isinstance(generator, ImageGenerator):
+        raise GenerationRequestError(
+            f"the prompt shows {len(request.images.images)} images, and "
+            f"{type(generator).__name__} samples from tokens only"
+        )
+    return await generator.generate_with_images(
+        request.prompt_ids, request.images, request.sampling
+    )
 
 
 class EnvironmentSet:

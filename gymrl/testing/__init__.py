@@ -12,6 +12,7 @@ from typing import Any
 _HOMES = {
     "FakeGymServer": "gymrl.testing.gym_server",
     "ScriptedGenerator": "gymrl.testing.generator",
+    "ScriptedImageGenerator": "gymrl.testing.generator",
     "build_image": "gymrl.testing.vision",
     "build_image_uri": "gymrl.testing.vision",
     "build_tiny_model": "gymrl.testing.models",
@@ -23,6 +24,7 @@ _HOMES = {
 __all__ = [
     "FakeGymServer",
     "ScriptedGenerator",
+    "ScriptedImageGenerator",
     "build_image",
     "build_image_uri",
     "build_tiny_model",

@@ -11,15 +11,17 @@ import msgspec
 from gymrl.config import SamplingParams
 from gymrl.errors import GenerationError
 from gymrl.generation.base import Generated, TokenCallback, token_budget
+from gymrl.generation.images import PromptImages
 
 Answer = Callable[[list[int], SamplingParams], Generated | Awaitable[Generated]]
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
-    """One call that the generator received."""
+    """One call that the generator received; `images` are those of its prompt, None without any."""
 
     prompt_ids: list[int]
     sampling: SamplingParams
+    images: PromptImages | None = None
 
 
 class ScriptedGenerator:
@@ -61,14 +63,18 @@ class ScriptedGenerator:
         Raises:
             GenerationError: The script has no answer left, or the generator is closed.
         """
+        return await self._call(RecordedCall(list(prompt_ids), sampling), on_token)
+
+    async def _call(self, call: RecordedCall, on_token: TokenCallback | None) -> Generated:
         if self._closed:
             raise GenerationError("the generator is closed")
+        prompt_ids, sampling = call.prompt_ids, call.sampling
         budget = token_budget(len(prompt_ids), sampling, self._max_model_len)
-        self.calls.append(RecordedCall(list(prompt_ids), sampling))
+        self.calls.append(call)
         try:
             # A real generator never answers before others have had their turn.
             await anyio.lowlevel.checkpoint()
-            answer = await self._next(list(prompt_ids), sampling)
+            answer = await self._next(prompt_ids, sampling)
         except anyio.get_cancelled_exc_class():
             self.cancelled += 1
             raise
@@ -99,3 +105,22 @@ class ScriptedGenerator:
     async def close(self) -> None:
         """Refuse further calls."""
         self._closed = True
+
+
+class ScriptedImageGenerator(ScriptedGenerator):
+    """A scripted generator that takes prompts with images; `calls` say which."""
+
+    async def generate_with_images(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages,
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """See :meth:`gymrl.generation.images.ImageGenerator.generate_with_images`.
+
+        Raises:
+            GenerationError: As :meth:`generate`.
+        """
+        return await self._call(RecordedCall(list(prompt_ids), sampling, images), on_token)

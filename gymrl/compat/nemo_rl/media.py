@@ -13,10 +13,11 @@ import msgspec
 from gymrl.compat.nemo_rl.message_media import OMITTED_MARK, PackedTensor, media_of
 from gymrl.config import MediaConfig
 from gymrl.errors import ConfigError, MediaError, RowValueError, UnsupportedOptionError
-from gymrl.gym.images import IMAGE_PARTS, ImageBins, bin_images, read_items
+from gymrl.gym.images import ImageBins, bin_images, read_items
 from gymrl.media import EncodedImage, open_image
 from gymrl.media.loading import load_data_url
 from gymrl.media.packing import EXACT_SIZES
+from gymrl.media.parts import IMAGE_PARTS
 from gymrl.media.processing import ImageProcessor
 from gymrl.media.sources import scheme_of
 from gymrl.types import Trajectory

@@ -1,0 +1,155 @@
+"""A tiny vision model plays environments that show images: what is trained on is what it saw."""
+
+import pytest
+import torch
+
+from gymrl.config import GenerationConfig, MediaConfig, SamplingParams
+from gymrl.environments import EnvironmentReturn
+from gymrl.environments.local import spawn_environment
+from gymrl.errors import RolloutRedispatchExhausted
+from gymrl.generation import TransformersGenerator
+from gymrl.generation.image_inputs import load_image_format
+from gymrl.media.processing import ImageProcessor
+from gymrl.records import RecordWriter, RunRecord, read_groups
+from gymrl.rollout.native import NativeConfig, NativePrompt, run_native_rollout
+from gymrl.rollout.native_text import ChatText, RawText
+from gymrl.tensors import to_batch
+from gymrl.testing import build_image_uri, build_tiny_vision_model
+from tests.integration.vllm.vision import SMALL, TALL, VisionReference
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    torch.set_num_threads(1)
+    return build_tiny_vision_model(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="module")
+def reference(directory):
+    return VisionReference(directory)
+
+
+@pytest.fixture
+async def loaded(directory):
+    generator, tokenizer = TransformersGenerator.load(
+        GenerationConfig(model=str(directory), num_threads=1)
+    )
+    yield generator, tokenizer, load_image_format(str(directory), tokenizer)
+    await generator.close()
+
+
+def parts(*images, text="what is "):
+    shown = [{"type": "image", "image": build_image_uri(*size)} for size in images]
+    return [{"type": "text", "text": text}, *shown]
+
+
+class Gallery:
+    """Shows the images that the metadata names after each answer, and ends behind the last."""
+
+    def step(self, message_logs, metadata):
+        shown = [left[0] if left else [] for left in metadata]
+        return EnvironmentReturn(
+            observations=[
+                {"role": "environment", "content": parts(*sizes, text="and ")} for sizes in shown
+            ],
+            metadata=[left[1:] for left in metadata],
+            next_stop_strings=[None] * len(metadata),
+            rewards=[1.0] * len(metadata),
+            terminateds=[not left for left in metadata],
+        )
+
+
+def tasks():
+    """Two images of several sizes in one turn, one in an observation, none at all."""
+    seen = [([SMALL, TALL], [[]]), ([], [[TALL], []]), ([SMALL], [[SMALL, TALL]]), ([], [[]])]
+    return [
+        NativePrompt(
+            task_name="gallery",
+            messages=[{"role": "user", "content": parts(*first)}],
+            metadata=[[list(size) for size in sizes] for sizes in later],
+        )
+        for first, later in seen
+    ]
+
+
+async def play(generator, codec, world, scheduler="async", **settings):
+    return await run_native_rollout(
+        tasks(),
+        generator,
+        {"gallery": world},
+        codec=codec,
+        config=NativeConfig(
+            scheduler=scheduler,
+            seed=3,
+            # A random model seldom ends a turn: every other token does it here.
+            sampling=SamplingParams(max_tokens=40, stop_token_ids=tuple(range(0, 380, 2))),
+            max_turns=3,
+            **settings,
+        ),
+        num_generations=2,
+    )
+
+
+def check(batch, reference):
+    """Recompute the whole batch sample by sample, from its own media, and compare."""
+    for row, messages in enumerate(batch.final_batch["message_log"]):
+        shown = [m for m in messages if "pixel_values" in m]
+        media = {}
+        if shown:
+            media = {
+                name: torch.cat([m[name] for m in shown])
+                for name in ("pixel_values", "image_grid_thw")
+            }
+        ids = torch.cat([message["token_ids"] for message in messages])
+        recomputed = reference.all_logprobs(ids, media)
+        mask = batch.token_mask[row, 1 : len(ids)]
+        sampled = batch.generation_logprobs[row, 1 : len(ids)]
+        assert torch.allclose(sampled[mask], recomputed[mask], atol=2e-4)
+
+
+@pytest.mark.parametrize(("codec", "scheduler"), [(ChatText, "async"), (RawText, "batched")])
+async def test_log_probabilities_agree_with_those_of_a_forward_pass(
+    loaded, reference, tmp_path, codec, scheduler
+):
+    generator, tokenizer, images = loaded
+    make = ChatText.from_tokenizer if codec is ChatText else RawText
+    rollout = await play(generator, make(tokenizer, images=images), Gallery(), scheduler)
+    sizes = [[len(turn) for turn in group.trajectories[0].images] for group in rollout.groups]
+    assert [shown[:2] for shown in sizes] == [[2, 0], [0, 1], [1, 2], []]
+
+    with RecordWriter(tmp_path / "rollouts.jsonl", RunRecord()) as writer:
+        for group in rollout.groups:
+            writer.write(group)
+    [*again] = read_groups(tmp_path / "rollouts.jsonl")
+    for groups in (rollout.groups, again):
+        batch = to_batch(groups, pad_token_id=0, images=ImageProcessor(reference.processor))
+        assert batch.media_inputs["image_grid_thw"].shape == (12, 3)
+        check(batch, reference)
+
+
+async def test_an_environment_in_a_worker_shows_images(loaded):
+    generator, tokenizer, images = loaded
+    codec = ChatText.from_tokenizer(tokenizer, images=images)
+    async with spawn_environment(f"{__name__}:Gallery", in_process=True) as world:
+        rollout = await play(generator, codec, world)
+    assert [len(turn) for turn in rollout.groups[2].trajectories[1].images] == [1, 2]
+
+
+async def test_a_host_that_is_away_is_asked_again_and_then_ends_the_run(loaded):
+    generator, tokenizer, images = loaded
+    part = {"type": "image", "image": "http://127.0.0.1:9/cat.png"}
+    prompt = NativePrompt(task_name="gallery", messages=[{"role": "user", "content": [part]}])
+    with pytest.raises(RolloutRedispatchExhausted, match="could not be downloaded 2 times"):
+        await run_native_rollout(
+            [prompt],
+            generator,
+            {"gallery": Gallery()},
+            codec=ChatText.from_tokenizer(tokenizer, images=images),
+            config=NativeConfig(
+                retry_delay_s=0.0,
+                max_infra_attempts=2,
+                media=MediaConfig(
+                    schemes=("http",), allowed_hosts=("127.0.0.1",), private_hosts=("127.0.0.1",)
+                ),
+            ),
+        )
