@@ -33,7 +33,7 @@ from gymrl.concurrency import (
     refuse_running_loop,
     stream_across,
 )
-from gymrl.config import GenerationConfig, SamplingParams
+from gymrl.config import GenerationConfig, MediaConfig, SamplingParams
 from gymrl.errors import (
     ConfigError,
     ContextOverflowError,
@@ -42,6 +42,7 @@ from gymrl.errors import (
     GymrlError,
 )
 from gymrl.generation.base import Generated, check_logprobs
+from gymrl.generation.batch_media import located_images
 from gymrl.generation.batch_spec import (
     GenerationDatumSpec,
     GenerationOutputSpec,
@@ -50,6 +51,9 @@ from gymrl.generation.batch_spec import (
     prompts_of,
     verify_right_padding,
 )
+from gymrl.generation.chat import ChatFormat
+from gymrl.generation.image_inputs import RequestImageReader, load_image_reader
+from gymrl.generation.images import ImageGenerator, PromptImages
 from gymrl.generation.loading import load_generator
 
 if TYPE_CHECKING:
@@ -71,6 +75,7 @@ class _Request(msgspec.Struct, frozen=True):
     sample: int
     prompt_ids: list[int]
     sampling: SamplingParams
+    images: PromptImages | None = None
 
 
 class BatchGenerator:
@@ -82,6 +87,8 @@ class BatchGenerator:
         pad_token_id: Of inputs, which are checked for it, and of outputs.
         sampling: Of every sample; the batch's own columns come on top.
         portal: Into the loop that `generator` belongs to; None: the loop of each call.
+        images: How the model's prompts hold images, and their limits; None: batches with images
+            are refused.
     """
 
     def __init__(
@@ -91,11 +98,15 @@ class BatchGenerator:
         pad_token_id: int,
         sampling: SamplingParams | None = None,
         portal: BlockingPortal | None = None,
+        images: RequestImageReader | None = None,
     ) -> None:
         self.pad_token_id = pad_token_id
         self.sampling = sampling or SamplingParams()
         self._generator = generator
         self._portal = portal
+        self._images = images or RequestImageReader(
+            None, MediaConfig(), "this BatchGenerator has no image format; give it as images"
+        )
 
     @classmethod
     @contextlib.contextmanager
@@ -132,6 +143,7 @@ class BatchGenerator:
                     pad_token_id=_pad_token(tokenizer) if pad_token_id is None else pad_token_id,
                     sampling=sampling,
                     portal=portal,
+                    images=_image_reader(config, tokenizer),
                 )
             finally:
                 portal.call(_close, generator)
@@ -168,6 +180,8 @@ class BatchGenerator:
             GenerationRequestError: The batch is malformed, with the sample and the column; nothing
                 ran.
             ContextOverflowError: A prompt is longer than the context, with the sample; nothing ran.
+            MediaError: An image is broken, or a prompt does not hold the regions of its images,
+                with the sample; nothing ran.
             GenerationError: A sample failed, or its call was aborted; the other requests were
                 aborted.
         """
@@ -175,9 +189,9 @@ class BatchGenerator:
         prompts = self._prompts(data)
         requests = self._requests(prompts, data, greedy)
         if self._portal is None:
-            answers = asyncio.run(self._all(requests))
+            answers = asyncio.run(self._all(requests, data))
         else:
-            future = self._portal.start_task_soon(self._all, requests)
+            future = self._portal.start_task_soon(self._all, requests, data)
             try:
                 answers = future.result()
             except BaseException:
@@ -204,9 +218,9 @@ class BatchGenerator:
         requests = self._requests(prompts, data, greedy)
         portal = self._portal
         if portal is None:
-            stream = self._completed(requests)
+            stream = self._completed(requests, data)
         else:
-            stream = stream_across(portal, lambda: self._completed(requests))
+            stream = stream_across(portal, lambda: self._completed(requests, data))
         async with closing_stream(stream) as answers:
             async for sample, answer in answers:
                 yield sample, self._output([prompts[sample]], [answer], data)
@@ -260,11 +274,29 @@ class BatchGenerator:
             requests.append(_Request(sample, prompt, own))
         return requests
 
-    async def _all(self, requests: Sequence[_Request]) -> list[Generated]:
-        return await gather_bounded(self._one, requests)
+    async def _all(
+        self, requests: Sequence[_Request], data: Mapping[str, Any] | GenerationDatumSpec
+    ) -> list[Generated]:
+        return await gather_bounded(self._one, await self._with_images(requests, data))
+
+    async def _with_images(
+        self, requests: Sequence[_Request], data: Mapping[str, Any] | GenerationDatumSpec
+    ) -> list[_Request]:
+        prompts = [request.prompt_ids for request in requests]
+        images = await located_images(prompts, data, self._images)
+        if any(images) and not isinstance(self._generator, ImageGenerator):
+            raise GenerationRequestError(
+                f"the batch has images, and {type(self._generator).__name__} samples from tokens "
+                "only",
+                param="vllm_images",
+            )
+        return [
+            msgspec.structs.replace(request, images=shown)
+            for request, shown in zip(requests, images, strict=True)
+        ]
 
     async def _completed(
-        self, requests: Sequence[_Request]
+        self, requests: Sequence[_Request], data: Mapping[str, Any] | GenerationDatumSpec
     ) -> AsyncGenerator[tuple[int, Generated], None]:
         send, receive = anyio.create_memory_object_stream[tuple[int, Generated]](math.inf)
         told: list[BaseException] = []  # the await below raises it
@@ -275,7 +307,7 @@ class BatchGenerator:
 
         async def run() -> None:
             with send:
-                await gather_bounded(one, requests)
+                await gather_bounded(one, await self._with_images(requests, data))
 
         try:
             task = tasks.start(run(), "samples")
@@ -292,7 +324,7 @@ class BatchGenerator:
         if len(request.prompt_ids) == self.max_model_len:
             return Generated(token_ids=[], logprobs=[], finish_reason="length")
         try:
-            generated = await self._generator.generate(request.prompt_ids, request.sampling)
+            generated = await _generate(self._generator, request)
             check_logprobs(generated)
         except GymrlError as error:
             raise type(error).rebuild(f"{where}: {error.message}", error.fields) from error
@@ -311,6 +343,15 @@ class BatchGenerator:
     ) -> GenerationOutputSpec:
         device = getattr(data["input_ids"], "device", None)
         return output_of(prompts, answers, self.pad_token_id, device)
+
+
+async def _generate(generator: Generator, request: _Request) -> Generated:
+    if request.images is None:
+        return await generator.generate(request.prompt_ids, request.sampling)
+    assert isinstance(generator, ImageGenerator)
+    return await generator.generate_with_images(
+        request.prompt_ids, request.images, request.sampling
+    )
 
 
 class _AcrossGenerator:
@@ -338,6 +379,26 @@ class _AcrossGenerator:
 
         return await call_across(self._portal, sample)
 
+    async def generate_with_images(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages,
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        deliver = None if on_token is None else _in_this_loop(on_token)
+        generator = self._generator
+        if not isinstance(generator, ImageGenerator):
+            raise GenerationRequestError(f"{type(generator).__name__} samples from tokens only")
+
+        async def sample() -> Generated:
+            return await generator.generate_with_images(
+                prompt_ids, images, sampling, on_token=deliver
+            )
+
+        return await call_across(self._portal, sample)
+
     async def close(self) -> None:
         """Nothing: whoever opened the generator closes it."""
 
@@ -359,6 +420,13 @@ def _least(first: int | None, second: Any) -> int | None:
     if second is None:
         return first
     return int(second) if first is None else min(first, int(second))
+
+
+def _image_reader(config: GenerationConfig, tokenizer: Any) -> RequestImageReader:
+    if not getattr(tokenizer, "chat_template", None):
+        refusal = "images are found by the chat template, and the tokenizer has none"
+        return RequestImageReader(None, config.media, refusal)
+    return load_image_reader(config, ChatFormat.from_config(tokenizer, config))
 
 
 def _pad_token(tokenizer: Any) -> int:

@@ -30,6 +30,13 @@ class GenerationDatumSpec(TypedDict):
         stop_strings: B lists of texts that end that sample's generation, or None.
         seeds: B seeds, or None; beside what NeMo RL has.
         max_new_tokens: B limits, or None; on top of the generator's own. As well.
+        vllm_images: For each sample its images in the order of the prompt, or None: pictures of
+            Pillow's, :class:`~gymrl.media.EncodedImage` or data URLs. ``input_ids`` hold the region
+            of each, as the model's processor writes it.
+        vllm_content: B texts that the images go with, or None. Not read: the prompts are
+            ``input_ids``.
+        vllm_videos: Nothing but None; videos are refused.
+        vllm_audios: As well.
     """
 
     input_ids: torch.Tensor
@@ -37,6 +44,10 @@ class GenerationDatumSpec(TypedDict):
     stop_strings: NotRequired[Sequence[Sequence[str] | None] | None]
     seeds: NotRequired[Sequence[int | None] | None]
     max_new_tokens: NotRequired[Sequence[int | None] | None]
+    vllm_images: NotRequired[Sequence[Any] | None]
+    vllm_content: NotRequired[Sequence[str | None] | None]
+    vllm_videos: NotRequired[Sequence[Any] | None]
+    vllm_audios: NotRequired[Sequence[Any] | None]
 
 
 class GenerationOutputSpec(TypedDict):

@@ -44,8 +44,8 @@ class RequestImageReader:
         refusal: str = "this server's model reads text only",
     ) -> None:
         self.format = format
-        self._media = media
-        self._refusal = refusal
+        self.media = media
+        self.refusal = refusal
 
     async def read(self, conversation: Conversation) -> Conversation:
         """The conversation with its images.
@@ -85,15 +85,15 @@ class RequestImageReader:
     def _seen(self, message: dict[str, Any], place: int) -> dict[str, Any]:
         """A message, its text in the form of an image where it is the URL of one."""
         content = message.get("content")
-        if message["role"] != "tool" or not is_allowed_source(content, self._media):
+        if message["role"] != "tool" or not is_allowed_source(content, self.media):
             return message
         part = {"type": "image", "source": content, "where": f"message {place}"}
         return {**message, "content": [part]}
 
     def _checked(self, num_images: int, where: str) -> ImageFormat:
         if self.format is None:
-            raise GenerationRequestError(f"{where}: {self._refusal}", param=where)
-        limit = self._media.max_images_per_row
+            raise GenerationRequestError(f"{where}: {self.refusal}", param=where)
+        limit = self.media.max_images_per_row
         if num_images > limit:
             raise GenerationRequestError(
                 f"{num_images} images in one request are more than "
@@ -106,7 +106,7 @@ class RequestImageReader:
         self, image_format: ImageFormat, source: str, where: str
     ) -> tuple[EncodedImage, tuple[int, ...]]:
         try:
-            encoded = await load_image(source, self._media)
+            encoded = await load_image(source, self.media)
             region = image_format.known_region(encoded)
             if region is None:
                 region = await anyio.to_thread.run_sync(image_format.region, encoded)

@@ -6,6 +6,7 @@ same pixels. Importing this loads no image library; Pillow is loaded with the fi
 
 from gymrl.media.images import (
     EncodedImage,
+    encode_picture,
     inspect_image,
     open_image,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "MediaExchange",
     "MediaPayload",
     "decode_data_url",
+    "encode_picture",
     "inspect_image",
     "is_allowed_source",
     "lift_images",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What is read, by Pillow's names. Few decoders, so that few meet untrusted bytes."""
 
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
 _ORIENTATION = 0x0112
 _SWAPS_AXES = range(5, 9)
 
@@ -69,6 +70,22 @@ def inspect_image(data: bytes, config: MediaConfig, *, source: str = "") -> Enco
         if _orientation(image, data) in _SWAPS_AXES:
             width, height = height, width
     return EncodedImage(data, digest_of(data), media_type, width, height)
+
+
+def encode_picture(picture: Image.Image, config: MediaConfig) -> EncodedImage:
+    """A picture of Pillow's as the PNG of its pixels, as they lie; nothing of them is lost.
+
+    Args:
+        picture: Not changed. Of a mode that PNG does not have, it is kept as RGB.
+        config: Holds the limits.
+
+    Raises:
+        MediaError: It is over a limit.
+    """
+    kept = picture if picture.mode in _PNG_MODES else picture.convert("RGB")
+    file = io.BytesIO()
+    kept.save(file, format="PNG", compress_level=1, exif=b"")
+    return inspect_image(file.getvalue(), config, source=f"a picture of {picture.size}")
 
 
 def open_image(encoded: EncodedImage) -> Image.Image:

@@ -8,6 +8,7 @@ from gymrl.environments import EnvironmentReturn
 from gymrl.environments.local import spawn_environment
 from gymrl.errors import RolloutRedispatchExhausted
 from gymrl.generation import TransformersGenerator
+from gymrl.generation.batch import BatchGenerator
 from gymrl.generation.image_inputs import load_image_format
 from gymrl.media.processing import ImageProcessor
 from gymrl.records import RecordWriter, RunRecord, read_groups
@@ -15,7 +16,7 @@ from gymrl.rollout.native import NativeConfig, NativePrompt, run_native_rollout
 from gymrl.rollout.native_text import ChatText, RawText
 from gymrl.tensors import to_batch
 from gymrl.testing import build_image_uri, build_tiny_vision_model
-from tests.integration.vllm.vision import SMALL, TALL, VisionReference
+from tests.integration.vllm.vision import SMALL, TALL, VisionReference, pictures
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,27 @@ async def test_log_probabilities_agree_with_those_of_a_forward_pass(
         batch = to_batch(groups, pad_token_id=0, images=ImageProcessor(reference.processor))
         assert batch.media_inputs["image_grid_thw"].shape == (12, 3)
         check(batch, reference)
+
+
+def test_a_batch_is_shown_its_images(directory, reference):
+    shown = [[SMALL, TALL], [], [TALL]]
+    prompts = [
+        reference.prompt_ids([{"role": "user", "content": parts(*sizes)}], sizes) for sizes in shown
+    ]
+    width = max(map(len, prompts))
+    data = {
+        "input_ids": torch.tensor([ids + [0] * (width - len(ids)) for ids in prompts]),
+        "input_lengths": torch.tensor([len(ids) for ids in prompts]),
+        "vllm_images": [pictures(sizes) for sizes in shown],
+    }
+    sampling = SamplingParams(max_tokens=6, ignore_eos=True, seed=1)
+    config = GenerationConfig(model=str(directory), num_threads=1)
+    with BatchGenerator.open(config, sampling=sampling, pad_token_id=0) as policy:
+        output = policy.generate(data)
+    for row, (ids, sizes) in enumerate(zip(prompts, shown, strict=True)):
+        span = slice(len(ids), len(ids) + 6)
+        expected = reference.logprobs(ids, output["output_ids"][row, span].tolist(), sizes)
+        assert torch.allclose(output["logprobs"][row, span], torch.tensor(expected), atol=2e-4)
 
 
 async def test_an_environment_in_a_worker_shows_images(loaded):
