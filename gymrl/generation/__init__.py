@@ -17,7 +17,12 @@ from gymrl.generation.base import (
     SamplingParams,
     WeightSpan,
 )
-from gymrl.generation.weights import DirectoryWeights, TensorWeights, UpdatableGenerator
+from gymrl.generation.weights import (
+    DirectoryWeights,
+    TensorWeights,
+    TransferWeights,
+    UpdatableGenerator,
+)
 
 if TYPE_CHECKING:
     from gymrl.generation.batch import (
@@ -76,6 +81,7 @@ __all__ = [
     "RemoteVllmGenerator",
     "SamplingParams",
     "TensorWeights",
+    "TransferWeights",
     "TransformersGenerator",
     "UpdatableGenerator",
     "VllmGenerator",

@@ -10,7 +10,7 @@ import asyncio
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -35,6 +35,8 @@ from gymrl.generation.weights import (
     DirectoryWeights,
     Manifest,
     PauseMode,
+    TensorWeights,
+    TransferWeights,
     WeightSource,
     check_pause,
     describe,
@@ -75,7 +77,8 @@ class VllmGenerator:
         self._calls: set[asyncio.Task[Generated]] = set()
         self._closing = False
         self._updates = anyio.Lock()
-        self._source = source
+        self._source: str | None = source
+        self._transfer: dict[str, Any] | None = None
         self._manifest: Manifest | None = None
         self._weight_version = INITIAL_VERSION
         self._staged: StagedTensors | None = None
@@ -241,39 +244,88 @@ class VllmGenerator:
     async def _update(self, source: WeightSource, version: str, pause: PauseMode) -> None:
         if self._closing:
             raise WeightUpdateError("the generator is closed")
+        if isinstance(source, TransferWeights):
+            await self._update_by_transfer(source, version, pause)
+            return
         # A thread can't be cancelled, and what it made must not be lost.
         with anyio.CancelScope(shield=True):
             directory, staged = await anyio.to_thread.run_sync(self._prepared, source)
         try:
-            await self._switch(directory, version, pause)
+            await self._switch(lambda: self._load(directory, version), pause)
         except BaseException:
             if staged is not None:
                 staged.remove()
             raise
+        self._took(version, directory, staged)
+
+    def _took(self, version: str, directory: str | None, staged: StagedTensors | None) -> None:
         self._source, self._weight_version = directory, version
         previous, self._staged = self._staged, staged
         if previous is not None:
             previous.remove()
 
-    def _prepared(self, source: WeightSource) -> tuple[str, StagedTensors | None]:
-        """Where the engine finds the weights, now that they are known to fit."""
+    async def _update_by_transfer(
+        self, source: TransferWeights, version: str, pause: PauseMode
+    ) -> None:
+        backend = self._engine.transfer_backend
+        if source.backend != backend:
+            raise WeightUpdateError(
+                f"the engine's weight transfer is {backend or 'off'}; start it with vllm."
+                f"engine_args: {{weight_transfer_config: {{backend: {source.backend}}}}}"
+            )
+        offered = source.offered()
+        with anyio.CancelScope(shield=True):
+            manifest = await anyio.to_thread.run_sync(self._known_manifest)
+            if offered is not None:
+                manifest.check(offered)
+            if self._transfer != source.init_info:
+                self._transfer = None
+                await self._engine.init_transfer(source.init_info)
+                self._transfer = source.init_info
+        await self._switch(lambda: self._receive(source, version), pause)
+        self._took(version, None, None)
+
+    async def _receive(self, source: TransferWeights, version: str) -> None:
+        try:
+            await self._engine.transfer(source.update_info, version)
+        except GeneratorDiedError:
+            raise
+        except GenerationError as error:
+            # The trainer may be gone: whoever comes next is met anew.
+            self._transfer = None
+            if not await self._engine.abandon_transfer():
+                raise
+            await self._go_back([str(error)])
+
+    def _known_manifest(self) -> Manifest:
+        """What checkpoints of the model hold; its first ones are still its source when it is read."""
         if self._manifest is None:
-            self._source = local_checkpoint(self._source)
+            self._source = local_checkpoint(self._source or "")
             self._manifest = directory_manifest(self._source)
+        return self._manifest
+
+    def _prepared(
+        self, source: DirectoryWeights | TensorWeights
+    ) -> tuple[str, StagedTensors | None]:
+        """Where the engine finds the weights, now that they are known to fit."""
+        manifest = self._known_manifest()
         if isinstance(source, DirectoryWeights):
-            self._manifest.check(checkpoint_entries(source.path))
+            manifest.check(checkpoint_entries(source.path))
             return os.path.abspath(source.path), None
-        self._manifest.check(describe(source.tensors))
+        manifest.check(describe(source.tensors))
         staged = StagedTensors(source.tensors)
         return str(staged.path), staged
 
-    async def _switch(self, directory: str, version: str, pause: PauseMode) -> None:
+    async def _load(self, directory: str, version: str) -> None:
+        faults = await self._engine.load_weights(directory, version)
+        if faults:
+            await self._go_back(faults)
+
+    async def _switch(self, load: Callable[[], Awaitable[None]], pause: PauseMode) -> None:
         try:
             await self._engine.pause(pause)
             with anyio.CancelScope(shield=True):
-                faults = await self._engine.load_weights(directory, version)
-                if faults:
-                    await self._go_back(faults)
+                await load()
                 self._broken = None
         finally:
             if self._engine.is_running and self._broken is None:
@@ -282,9 +334,12 @@ class VllmGenerator:
 
     async def _go_back(self, faults: list[str]) -> None:
         text = f"vLLM could not load them: {'; '.join(dict.fromkeys(faults))}"
-        again = await self._engine.load_weights(self._source, self._weight_version)
+        if self._source is None:
+            again = ["they came by transfer, and are nowhere else"]
+        else:
+            again = await self._engine.load_weights(self._source, self._weight_version)
         if again:
-            self._broken = f"{text}; nor the ones before, from {self._source}: {again[0]}"
+            self._broken = f"{text}; nor the ones before: {again[0]}"
             # What was frozen must not go on over weights that nobody knows.
             await self._engine.pause("abort")
             raise WeightUpdateError(self._broken)

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import msgspec
 import numpy.typing as npt
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
@@ -227,6 +231,30 @@ class VllmEngine:
         if not faults:
             await self._asked(self._open().update_weight_version(version))
         return faults
+
+    @property
+    def transfer_backend(self) -> str | None:
+        """What the engine's weight transfer is; None where it was started without."""
+        config = self._open().vllm_config.weight_transfer_config
+        return None if config is None else str(config.backend)
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Have every worker meet the trainer; blocks the engine for as long."""
+        request = WeightTransferInitRequest(init_info=init_info)
+        await self._asked(self._open().init_weight_transfer_engine(request))
+
+    async def transfer(self, update_info: dict[str, Any], version: str) -> None:
+        """Have every worker take what the trainer sends, and name it; only while paused."""
+        engine = self._open()
+        await self._asked(engine.start_weight_update())
+        request = WeightTransferUpdateRequest(update_info=update_info)
+        await self._asked(engine.update_weights(request))
+        await self._asked(engine.finish_weight_update(version))
+
+    async def abandon_transfer(self) -> bool:
+        """Close a transfer that failed; whether the weights that served may be gone."""
+        touched = await self._asked(self._open().collective_rpc("gymrl_abandon_transfer"))
+        return any(touched)
 
     def _open(self) -> Any:
         if self._engine is None:

@@ -26,6 +26,8 @@ from gymrl.generation.weights import (
     DirectoryWeights,
     Manifest,
     PauseMode,
+    TensorWeights,
+    TransferWeights,
     WeightSource,
     check_pause,
     describe,
@@ -117,9 +119,9 @@ class ServerFleet:
 
     async def _update(self, source: WeightSource, version: str, pause: PauseMode) -> None:
         urls = [url for url, upstream in self._upstreams.items() if upstream.out_because is None]
-        self._check(urls or list(self._astray), source, version)
+        checked = self._checked(urls or list(self._astray), source, version)
         with anyio.CancelScope(shield=True):  # a thread can't be cancelled
-            directory, staged = await anyio.to_thread.run_sync(self._prepared, source)
+            directory, staged = await anyio.to_thread.run_sync(self._prepared, checked)
         placed = Placed(directory, version)
         try:
             if urls:
@@ -140,7 +142,9 @@ class ServerFleet:
         if previous is not None:
             previous.remove()
 
-    def _check(self, urls: Sequence[str], source: WeightSource, version: str) -> None:
+    def _checked(
+        self, urls: Sequence[str], source: WeightSource, version: str
+    ) -> DirectoryWeights | TensorWeights:
         if not self._config.update_servers:
             raise WeightUpdateError(
                 "servers named by vllm.base_urls belong to whoever runs them; set "
@@ -153,6 +157,10 @@ class ServerFleet:
             )
         if not urls:
             raise NothingServesError("no vLLM server answers")
+        if isinstance(source, TransferWeights):
+            raise WeightUpdateError(
+                "a transfer goes to an engine of this process; give servers DirectoryWeights"
+            )
         if not isinstance(source, DirectoryWeights):
             distant = [url for url in urls if not is_on_this_host(url)]
             if distant:
@@ -161,8 +169,11 @@ class ServerFleet:
                     "which a server elsewhere does not see; save them to a directory that both "
                     "see, and give DirectoryWeights"
                 )
+        return source
 
-    def _prepared(self, source: WeightSource) -> tuple[str, StagedTensors | None]:
+    def _prepared(
+        self, source: DirectoryWeights | TensorWeights
+    ) -> tuple[str, StagedTensors | None]:
         """Where servers find the weights, now that they are known to be whole."""
         # It brings torch, which only whoever hands out weights needs.
         from gymrl.generation.checkpoints import (  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What gymrl adds to vLLM's worker: a reload of weights that can be undone.
+"""What gymrl adds to vLLM's worker: a reload of weights that can be undone, and a transfer.
 
 vLLM imports this module in the engine's process. It must stay small.
 """
@@ -9,9 +9,32 @@ import logging
 import os
 from typing import Any
 
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from gymrl.generation.weights import GLOO_BACKEND
 
 logger = logging.getLogger(__name__)
+
+# Imported only by workers of an engine that is started with it.
+WeightTransferEngineFactory.register_engine(
+    GLOO_BACKEND, "gymrl.generation.vllm_transfer", "GlooTransferEngine"
+)
+
+
+def undo_load(model: Any, model_config: Any) -> None:
+    """Give layers their tensors back after a load that failed.
+
+    Layers that waited for the rest of their weights would take them from the next load.
+    """
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            # Among what is buffered may be what failed: it must not be loaded after all.
+            info.loaded_weights.clear()
+            info.load_numel = 0
+    finalize_layerwise_reload(model, model_config)
 
 
 class WeightUpdateExtension:
@@ -31,7 +54,21 @@ class WeightUpdateExtension:
             self.reload_weights(weights_path=directory)
         except Exception as error:
             logger.exception("loading the weights of %s failed", directory)
-            # Layers that waited for the rest of their weights would take them from the next load.
-            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
+            undo_load(self.model_runner.get_model(), self.model_config)
             return f"{type(error).__name__}: {error}"
         return None
+
+    def gymrl_abandon_transfer(self: Any) -> bool:
+        """Close a weight transfer that failed.
+
+        Returns:
+            Whether the model may have been touched: it is then whole in shape but mixed in
+            content.
+        """
+        self._weight_update_active = False
+        engine = self.weight_transfer_engine
+        engine.reset_weight_update_target()
+        if not getattr(engine, "has_touched_model", True):
+            return False
+        undo_load(self.model_runner.get_model(), self.model_config)
+        return True

@@ -15,7 +15,13 @@ import torch
 
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.checkpoints import checkpoint_entries, model_manifest, torch_tensor
-from gymrl.generation.weights import DirectoryWeights, PauseMode, WeightSource, describe
+from gymrl.generation.weights import (
+    DirectoryWeights,
+    PauseMode,
+    TransferWeights,
+    WeightSource,
+    describe,
+)
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -46,6 +52,10 @@ def read_weights(model: Any, source: WeightSource) -> Tensors:
         WeightUpdateError: They can't be read, or they are not a whole set of the model's weights.
     """
     manifest = model_manifest(model)
+    if isinstance(source, TransferWeights):
+        raise WeightUpdateError(
+            "only a vLLM engine takes weights by transfer; give TensorWeights or DirectoryWeights"
+        )
     if not isinstance(source, DirectoryWeights):
         manifest.check(describe(source.tensors))
         return {name: torch_tensor(tensor) for name, tensor in source.tensors.items()}

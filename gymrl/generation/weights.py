@@ -31,6 +31,9 @@ from gymrl.config import require
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.base import Generator
 
+GLOO_BACKEND = "gymrl_gloo"
+"""What an engine's ``weight_transfer_config`` calls gymrl's own backend."""
+
 INITIAL_VERSION = "0"
 """Version of the weights that a generator was started with."""
 
@@ -111,7 +114,52 @@ class TensorWeights(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
         return f"{len(self.tensors)} tensors"
 
 
-WeightSource = DirectoryWeights | TensorWeights
+class TransferWeights(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
+    """Weights that a trainer sends to a vLLM engine over the engine's own weight transfer.
+
+    For an engine of this process alone, started with
+    ``vllm.engine_args: {weight_transfer_config: {backend: ...}}``. The trainer sends while
+    ``update_weights`` runs, and must do so again for an engine that is started again: nothing of
+    it is kept here, so a later update whose load fails has nothing to go back to.
+
+    Attributes:
+        backend: As the engine was started: ``gymrl_gloo``
+            (:mod:`gymrl.generation.weight_transfer`), or one of vLLM's own.
+        init_info: For the backend; it is handed over when it is another one than before, or when
+            the update before has failed.
+        update_info: For the backend. ``names``, ``shapes`` and ``dtype_names``, where they are in
+            it, are held against the model.
+    """
+
+    backend: str
+    init_info: dict[str, Any]
+    update_info: dict[str, Any]
+
+    def offered(self) -> dict[str, tuple[tuple[int, ...], str]] | None:
+        """Shape and type by name, as :meth:`Manifest.check` takes them; None where it is not told.
+
+        Raises:
+            WeightUpdateError: The lists are not of one length.
+        """
+        lists = [self.update_info.get(key) for key in ("names", "shapes", "dtype_names")]
+        if None in lists:
+            return None
+        names, shapes, dtypes = (list(values or ()) for values in lists)
+        if not len(names) == len(shapes) == len(dtypes):
+            raise WeightUpdateError(
+                f"{len(names)} names, {len(shapes)} shapes and {len(dtypes)} types in update_info; "
+                "give one of each for every tensor"
+            )
+        return {
+            name: (tuple(shape), dtype)
+            for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+        }
+
+    def __str__(self) -> str:
+        return f"a transfer by {self.backend}"
+
+
+WeightSource = DirectoryWeights | TensorWeights | TransferWeights
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from gymrl.errors import ConfigError, WeightUpdateError
 from gymrl.generation.balancer import Balancer
 from gymrl.generation.vllm_client import VllmClient
 from gymrl.generation.vllm_updates import ServerFleet, is_on_this_host
-from gymrl.generation.weights import DirectoryWeights, TensorWeights
+from gymrl.generation.weights import DirectoryWeights, TensorWeights, TransferWeights
 
 ELSEWHERE = "http://gpu-host.invalid:8000"
 TENSORS = TensorWeights.of({"w": np.zeros(3, np.float32)})
@@ -40,6 +40,11 @@ async def test_tensors_go_to_servers_on_this_host_only():
     said = await refusal(TENSORS)
     assert ELSEWHERE in said
     assert "give DirectoryWeights" in said
+
+
+async def test_a_transfer_goes_to_no_server():
+    weights = TransferWeights(backend="gymrl_gloo", init_info={}, update_info={})
+    assert "give servers DirectoryWeights" in await refusal(weights)
 
 
 async def test_the_name_that_vllm_gives_its_first_weights_is_refused():

@@ -15,6 +15,7 @@ from gymrl.generation.transformers import TransformersGenerator, without_progres
 from gymrl.generation.weights import (
     DirectoryWeights,
     TensorWeights,
+    TransferWeights,
     UpdatableGenerator,
     WeightTensor,
 )
@@ -192,6 +193,23 @@ async def test_a_checkpoint_that_lacks_a_tensor_is_refused(generator, directorie
 async def test_a_directory_that_is_not_there_is_refused(generator, path):
     with pytest.raises(WeightUpdateError, match="does not exist"):
         await generator.update_weights(DirectoryWeights(path=path), "1")
+
+
+async def test_a_transfer_is_for_engines_of_vllm(generator):
+    weights = TransferWeights(backend="gymrl_gloo", init_info={}, update_info={})
+    with pytest.raises(WeightUpdateError, match="only a vLLM engine takes weights by transfer"):
+        await generator.update_weights(weights, "1")
+
+
+def test_a_transfer_tells_what_it_brings_where_its_backend_says_so():
+    def transfer(**update_info) -> TransferWeights:
+        return TransferWeights(backend="ipc", init_info={}, update_info=update_info)
+
+    named = transfer(names=["w"], shapes=[[2, 3]], dtype_names=["bfloat16"])
+    assert named.offered() == {"w": ((2, 3), "bfloat16")}
+    assert transfer(anything=1).offered() is None
+    with pytest.raises(WeightUpdateError, match="1 names, 0 shapes and 1 types"):
+        transfer(names=["w"], shapes=[], dtype_names=["bfloat16"]).offered()
 
 
 async def test_an_unknown_pause_is_refused(generator, plain):

@@ -1,0 +1,108 @@
+"""The engine's side of :mod:`gymrl.generation.weight_transfer`, in vLLM's worker.
+
+vLLM makes one such engine a worker when its ``weight_transfer_config`` names gymrl's backend. A set
+of weights is received as a whole before the model is touched: a trainer that dies in the middle
+leaves the model as it was. That takes the host's memory for one more copy of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from gymrl.generation.weight_transfer import as_bytes, broadcast, join
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroupGloo
+
+
+@dataclass
+class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not checked
+    """Where the trainer is; see :class:`~gymrl.generation.weight_transfer.WeightSender`."""
+
+    host: str
+    port: int
+    num_workers: int
+    timeout_s: float
+
+
+@dataclass
+class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """What the trainer sends, in order."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[misc]  # as above
+    """Takes tensors that the trainer broadcasts."""
+
+    init_info_cls = GlooInit
+    update_info_cls = GlooUpdate
+    has_touched_model = False
+    """Whether the latest update came as far as the model."""
+    _group: ProcessGroupGloo | None = None
+
+    def init_transfer_engine(self, init_info: GlooInit) -> None:
+        """Join the trainer's group; blocks until every worker has."""
+        parallel = self.parallel_config
+        if parallel.data_parallel_size > 1:
+            raise ValueError("gymrl_gloo sends to one engine; give each data-parallel rank its own")
+        if init_info.num_workers != parallel.world_size:
+            raise ValueError(
+                f"the engine has {parallel.world_size} workers, the sender was made for "
+                f"{init_info.num_workers}; make it with num_workers={parallel.world_size}"
+            )
+        self.shutdown()
+        store = TCPStore(
+            init_info.host,
+            init_info.port,
+            is_master=False,
+            timeout=timedelta(seconds=init_info.timeout_s),
+        )
+        self._group = join(store, parallel.rank + 1, init_info.num_workers + 1, init_info.timeout_s)
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: the model is touched when everything is here."""
+
+    def finish_weight_update(self) -> None:
+        """Nothing more: :meth:`receive_weights` has loaded all there is."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive and load; the base class would wait for an accelerator afterwards."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: GlooUpdate) -> None:
+        """Receive every tensor, then load them all."""
+        self.has_touched_model = False
+        if self._group is None:
+            raise RuntimeError("init_weight_transfer_engine was not called")
+        received: list[tuple[str, torch.Tensor]] = []
+        for name, dtype, shape in zip(
+            update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+        ):
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            broadcast(self._group, as_bytes(tensor))
+            received.append((name, tensor))
+        self.has_touched_model = True
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights((name, tensor.to(self.device)) for name, tensor in received)
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._group = None
