@@ -33,7 +33,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         index: Position in the whole batch (the seed's ``_rowidx``), from 0.
         task_index: The prompt's number; rows of one prompt share it.
         rollout_index: Place among the rows of the prompt, from 0.
-        route: The instance that serves it: ``agent_ref.name``, else ``task_source``.
+        route: The instance that serves it: ``agent_ref.name``, else ``task_source``; of a materialized
+            task ``taskset:`` and its taskset.
         rollout_id: Unique per attempt, ``[A-Za-z0-9][A-Za-z0-9._-]*``.
         body: The JSON body of the ``/run`` call, encoded once on the driver. Images in it stand as
             references to `media`; :func:`gymrl.media.restore_images` puts them back.

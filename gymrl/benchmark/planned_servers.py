@@ -27,8 +27,8 @@ from gymrl.benchmark.settings import checked_overrides, load_config, unresolved
 from gymrl.config import GymConfig
 from gymrl.errors import RealServersError
 from gymrl.gym.publication import POLICY_MODEL
-from gymrl.gym.real_servers import read_by_gym
-from gymrl.gym.registry import read_instances
+from gymrl.gym.real_servers import is_relay, read_by_gym
+from gymrl.gym.registry import TASKSET_ROUTES, read_instances
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -124,9 +124,12 @@ def restated(read: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, A
         RealServersError: A key is written out in it; names the place, not the key.
     """
     instances = read_instances(read)
+    routes = read.get(TASKSET_ROUTES)
+    routed = set(routes.values()) if isinstance(routes, dict) else set()
     kept: dict[str, Any] = {}
     for name, instance in instances.items():
-        if name == POLICY_MODEL:
+        # Nobody runs a relay: its agent answers in its place.
+        if name == POLICY_MODEL or (is_relay(instance) and name not in routed):
             continue
         block = {key: value for key, value in instance.block.items() if key != "datasets"}
         if "port" not in block:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import RowTypeError
 from gymrl.evaluation.servers import rerouted
+from gymrl.gym.materialized import flat_row
 from gymrl.rollout.prepare import with_seed
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def attempt_row(
         ConfigError: The row asks for a sampling that no policy has.
         RowTypeError, RowValueError: The row's request has not the shape of one.
     """
-    params = task.row.get("responses_create_params")
+    flat = flat_row(task.row, task.number)
+    params = flat.get("responses_create_params")
     if not isinstance(params, dict):
         raise RowTypeError(
             f"responses_create_params is a {type(params).__name__}; a dictionary with the "
@@ -58,7 +60,7 @@ def attempt_row(
     seed = attempt_seed(settings.seed, task.key.digest, repeat)
     asked["metadata"] = with_seed(asked.get("metadata"), seed, 0)
     row = {
-        **rerouted(task.row, renamed or {}),
+        **rerouted(flat, renamed or {}),
         "responses_create_params": asked,
         "_ng_task_index": task.number,
         "_ng_rollout_index": repeat,

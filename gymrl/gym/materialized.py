@@ -4,6 +4,10 @@ Such a row is ``{task_id: {taskset, task_id}, task_input: {...}}``. It names no 
 configuration's ``environment_server_routes`` says which environment server has its taskset, and
 that takes ``{episode_id, task}`` and answers ``{episode_id, task_id, result}``, where `result` is
 what an agent would have answered, or ``failure`` in its place.
+
+In the rollout engine such a row travels flat, as what is in its ``task_input``, with the taskset and
+the id beside it, so that a run's stamps, images and records are those of every row. The worker makes
+the episode of it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _RESERVED = re.compile(r"-a[1-9][0-9]*$")
+TASKSET_ROUTE = "taskset:"
+"""Begins the routes of materialized rows; the taskset's name follows."""
+
+_STAMP = "_ng_"
+_TASKSET, _TASK_ID = "_ng_taskset", "_ng_taskset_task_id"
+_STAMPED = ("_rowidx",)
 _DEFAULT_FAILURE = "environment_server_failed"
 
 
@@ -36,6 +46,7 @@ class _Episode(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Episode)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def is_materialized(row: Mapping[str, Any]) -> bool:
@@ -59,6 +70,55 @@ def taskset_of(row: Mapping[str, Any], index: int) -> str:
         "and a mapping as task_input",
         setting="rows",
     )
+
+
+def flat_row(row: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """A row as the rollout engine stamps it: a materialized one flat, another one as it is.
+
+    Args:
+        row: Not changed.
+        index: Its place, for the error.
+
+    Raises:
+        ConfigError: It is materialized and malformed.
+    """
+    if not is_materialized(row):
+        return row
+    taskset = taskset_of(row, index)
+    stamps = {name: value for name, value in row.items() if name.startswith(_STAMP)}
+    own_id = row["task_id"]["task_id"]
+    return {**row["task_input"], **stamps, _TASKSET: taskset, _TASK_ID: own_id}
+
+
+def taskset_route(row: Mapping[str, Any], index: int) -> str | None:
+    """The route of a materialized row, flat or not; None: it is another row.
+
+    Raises:
+        ConfigError: It is malformed.
+    """
+    taskset = taskset_of(row, index) if is_materialized(row) else row.get(_TASKSET)
+    return f"{TASKSET_ROUTE}{taskset}" if isinstance(taskset, str) else None
+
+
+def episode_body(body: bytes, rollout_id: str) -> bytes:
+    """What an environment server is sent, out of a flat row's body.
+
+    Args:
+        body: As the engine has stamped it.
+        rollout_id: Of the attempt.
+
+    Raises:
+        ConfigError: See :func:`episode_request`.
+    """
+    fields = _fields.decode(body)
+    identity = {"taskset": fields[_TASKSET], "task_id": fields[_TASK_ID]}
+    task_input = {
+        name: value
+        for name, value in fields.items()
+        if not name.startswith(_STAMP) and name not in _STAMPED
+    }
+    row = {"task_id": identity, "task_input": task_input}
+    return msgspec.json.encode(episode_request(row, rollout_id))
 
 
 def episode_request(row: Mapping[str, Any], rollout_id: str) -> dict[str, Any]:

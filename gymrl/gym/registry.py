@@ -18,6 +18,7 @@ from aiohttp import web
 from gymrl.errors import ConfigError, RowValueError, ServerError
 from gymrl.gym.client import HttpPool, raise_for_status
 from gymrl.gym.embedded.base import json_response
+from gymrl.gym.materialized import TASKSET_ROUTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +97,8 @@ class RouteTable:
 
     A route is the name of an agent, or of a resources server (a dataset's ``task_source``), which
     stands for the one agent in front of it. An environment server in front of an agent gets its
-    rows, unless it merely relays.
+    rows, unless it merely relays. Materialized rows have the route of their taskset, which the
+    configuration gives to an environment server.
 
     Args:
         config: The run's configuration; every instance that is asked has ``host`` and ``port``.
@@ -109,7 +111,8 @@ class RouteTable:
         self._run_urls: dict[str, str] = {}
         routes = config.get(TASKSET_ROUTES)
         self._taskset_routes = dict(routes) if isinstance(routes, Mapping) else {}
-        self.routes = tuple(sorted(name for name in self._instances if self._is_route(name)))
+        known = [*self._instances, *(f"{TASKSET_ROUTE}{name}" for name in self._taskset_routes)]
+        self.routes = tuple(sorted(name for name in known if self._is_route(name)))
 
     def _is_route(self, name: str) -> bool:
         try:
@@ -119,12 +122,15 @@ class RouteTable:
         return True
 
     def agent_of(self, route: str) -> str:
-        """The agent that a route leads to.
+        """The agent that a route leads to; of a taskset its environment server.
 
         Raises:
             RowValueError: There is no such instance, it is a model, no agent is in front of it,
-                or several are. Lists the routes that exist.
+                or several are; or no environment server takes the taskset. Lists the routes that
+                exist.
         """
+        if route.startswith(TASKSET_ROUTE):
+            return self.taskset_server(route.removeprefix(TASKSET_ROUTE))
         instance = self._instances.get(route)
         if instance is None:
             raise self._unknown(route, "not in the running config")
@@ -168,6 +174,8 @@ class RouteTable:
 
     def _find_run_url(self, route: str) -> str:
         agent = self.agent_of(route)
+        if route.startswith(TASKSET_ROUTE):
+            return f"{self.url_of(agent)}/run"
         fronts = sorted(
             other.name
             for other in self._instances.values()

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -16,6 +16,7 @@ import msgspec
 from gymrl.concurrency import OwnedTasks
 from gymrl.gym.client import GymClient, failure_of
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions, read_episode
+from gymrl.gym.materialized import TASKSET_ROUTE, agents_answer, episode_body
 from gymrl.gym.row_images import body_with_images
 from gymrl.telemetry import Timer
 from gymrl.types import Failure, RowResult, Trajectory
@@ -97,10 +98,14 @@ class RowServer:
             row = msgspec.structs.replace(row, body=images.body, media={})
         elif row.media:
             row = msgspec.structs.replace(row, body=await body_with_images(row), media={})
+        is_episode = row.route.startswith(TASKSET_ROUTE)
+        if is_episode:
+            row = msgspec.structs.replace(row, body=episode_body(row.body, row.rollout_id))
         body, frame = await self._answer(row, agent, timer)
         read = partial(
-            read_episode,
+            _read_answer,
             body,
+            is_episode,
             agent=agent,
             row=row.index,
             options=self._options,
@@ -135,6 +140,10 @@ class RowServer:
         async with self._slots:
             timer.add("wait_for_connection", time.perf_counter() - waiting_since)
             return await self._client.run(url, row, agent)
+
+
+def _read_answer(body: bytes, is_episode: bool, **known: Any) -> Trajectory:
+    return read_episode(agents_answer(body) if is_episode else body, **known)
 
 
 def _noting_unread(trajectory: Trajectory, unread: int) -> Trajectory:

@@ -16,7 +16,7 @@ import msgspec
 
 from gymrl.config import GymConfig, ShardConfig
 from gymrl.errors import ConfigError, RowTypeError, RowValueError
-from gymrl.gym.materialized import is_materialized
+from gymrl.gym.materialized import taskset_route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,16 +35,18 @@ _ROUTED_KINDS = ("responses_api_agents", "resources_servers")
 def row_route(row: Mapping[str, Any], index: int) -> str:
     """Which instance a dataset row names: ``agent_ref.name``, else ``task_source``.
 
+    A materialized task has its taskset's route: ``taskset:`` and its name.
+
     Raises:
         RowTypeError: ``agent_ref`` is no mapping, or one of the names is not a string.
-        RowValueError: Neither is there, or the row is a materialized task.
+        RowValueError: Neither is there, or the row is a materialized task and malformed.
     """
-    if is_materialized(row):
-        raise RowValueError(
-            f"row {index} is a materialized task, which goes to the environment server of its "
-            "taskset; TaskRunner runs those, here a flat row is needed",
-            row=index,
-        )
+    try:
+        taskset = taskset_route(row, index)
+    except ConfigError as error:
+        raise RowValueError(error.message, row=index) from error
+    if taskset is not None:
+        return taskset
     agent_ref = row.get("agent_ref")
     if agent_ref is not None and not isinstance(agent_ref, dict):
         raise RowTypeError(

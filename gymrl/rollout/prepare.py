@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gymrl.errors import RowTypeError, RowValueError, UnsupportedOptionError
+from gymrl.errors import ConfigError, RowTypeError, RowValueError, UnsupportedOptionError
+from gymrl.gym.materialized import flat_row
 from gymrl.gym.shards import row_route
 from gymrl.media import ImageLifter
 from gymrl.rollout.encode import encode_body
@@ -163,7 +164,7 @@ def repeat_rows(rows: Sequence[dict[str, Any]], num_generations: int) -> list[di
     check_count("num_generations", num_generations)
     repeated: list[dict[str, Any]] = []
     for index, row in enumerate(rows):
-        _check_row(row, index)
+        _checked_row(row, index)
         prompt = row
         if num_generations > 1:
             prompt = {k: v for k, v in row.items() if k not in _ATTEMPT_FIELDS}
@@ -204,8 +205,8 @@ def prepare_rows(
     prepared: list[Row] = []
     checked: set[int] = set()
     lifter = ImageLifter()
-    for index, row in enumerate(rows):
-        _check_row(row, index)
+    for index, given in enumerate(rows):
+        row = _checked_row(given, index)
         route = row_route(row, index)
         if routes is not None and route not in routes:
             raise RowValueError(
@@ -227,8 +228,8 @@ def prepare_rows(
             "_ng_rollout_id": rollout_id,
         }
         # Repeats of a prompt are one dictionary: its depths are searched once.
-        encoded = encode_body(body, index, checked=id(row) in checked)
-        checked.add(id(row))
+        encoded = encode_body(body, index, checked=id(given) in checked)
+        checked.add(id(given))
         encoded, media = lifter.lift(encoded)
         prepared.append(
             Row(
@@ -266,18 +267,24 @@ def sampling_seed(run_seed: int, task_index: int, rollout_index: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") & 0x7FFF_FFFF
 
 
-def _check_row(row: object, index: int) -> None:
+def _checked_row(row: object, index: int) -> dict[str, Any]:
+    """The row, flat where it is a materialized task."""
     if not isinstance(row, dict):
         raise RowTypeError(
             f"row {index} is a {type(row).__name__}; a dictionary is needed", row=index
         )
-    params = row.get("responses_create_params")
+    try:
+        flat = dict(flat_row(row, index))
+    except ConfigError as error:
+        raise RowValueError(error.message, row=index) from error
+    params = flat.get("responses_create_params")
     if not isinstance(params, dict):
         raise RowTypeError(
             f"row {index}: responses_create_params is a {type(params).__name__}; "
             "a dictionary with the request's input is needed",
             row=index,
         )
+    return flat
 
 
 def _own_index(row: dict[str, Any], field: str, index: int, *, default: int) -> int:

@@ -21,8 +21,17 @@ def plan(root, gym_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluation")
     model = build_tiny_model(folder / "model")
     file = folder / "plan.json"
-    command = ["eval", "plan", "weather", "--root", str(root), "--gym-python", gym_python]
-    command += ["--task-id", "w1", "--repeats", "3", "--model", str(model), "--output", str(file)]
+    command = [
+        "eval",
+        "plan",
+        "weather",
+        "weather/episodes",
+        "--root",
+        str(root),
+        "--gym-python",
+        gym_python,
+    ]
+    command += ["--task-id", "w1", "--repeats", "2", "--model", str(model), "--output", str(file)]
     assert run_app(command) == 0
     return EvaluationPlan.from_json(file.read_bytes())
 
@@ -48,21 +57,26 @@ async def test_rows_are_graded_by_gyms_servers_of_which_none_is_left_and_none_is
         gym_python=gym_python, gym_roots=(str(root),), num_threads=1, in_process=True
     )
     report = await run_evaluation(plan, tmp_path, options, observer=watching)
-    assert (report.complete, watching.rows) == (True, (0, 3))
+    assert (report.complete, watching.rows) == (True, (0, 4))
+    agents = {"weather": "weather_agent", "weather/episodes": "weather_episodes"}
     records = list(read_records(tmp_path / "rollouts.jsonl"))
-    assert sorted(record.rollout_index for record in records) == [0, 1, 2]
+    assert len(records) == 4
     for record in records:
-        assert record.trajectory.agent == "weather_agent"
-        assert record.trajectory.reward.total == 0.0  # noise calls no tool
-        assert sum(t.end - t.generation_start for t in record.trajectory.turns) in range(1, 9)
+        trajectory = record.trajectory
+        # A materialized task goes to its environment server, and its tokens come back as ever.
+        assert trajectory.agent == agents[record.benchmark]
+        assert trajectory.reward.total == 0.0  # noise calls no tool
+        assert sum(t.end - t.generation_start for t in trajectory.turns) in range(1, 9)
+    assert len({record.task_digest for record in records}) == 1
     assert peers_processes() == []
     again = await run_evaluation(plan, tmp_path, options, observer=watching)
-    assert (again, watching.rows) == (report, (3, 0))
+    assert (again, watching.rows) == (report, (4, 0))
 
 
 def test_the_plan_has_gyms_servers_its_version_and_no_path_of_an_interpreter(plan, gym_python):
-    [benchmark] = plan.benchmarks
-    assert benchmark.gym_version == "0.7.0"
+    benchmark, episodes = plan.benchmarks
+    assert benchmark.gym_version == episodes.gym_version == "0.7.0"
+    assert episodes.servers["environment_server_routes"] == {"weather:today": "weather_episodes"}
     [(kind, impls)] = benchmark.servers["weather_agent"].items()
     assert (kind, impls["simple_agent"]["entrypoint"]) == ("responses_api_agents", "app.py")
     assert "policy_model" not in benchmark.servers
@@ -72,10 +86,11 @@ def test_the_plan_has_gyms_servers_its_version_and_no_path_of_an_interpreter(pla
 
 
 def test_another_gym_than_the_plans_is_refused(plan, gym_python):
-    [benchmark] = plan.benchmarks
+    benchmark = plan.benchmarks[0]
     older = msgspec.structs.replace(benchmark, gym_version="0.6.1")
     other = EvaluationPlan.of(plan.settings, (older,))
-    assert other.config_digest != plan.config_digest
+    same = EvaluationPlan.of(plan.settings, (benchmark,))
+    assert other.config_digest != same.config_digest
     with pytest.raises(ConfigError, match=r"planned with NeMo Gym 0\.6\.1, and .* has 0\.7\.0"):
         with_gym(other, RunOptions(gym_python=gym_python))
     elsewhere = RunOptions(registry_url="http://127.0.0.1:9", gym_python="/no/such/python")

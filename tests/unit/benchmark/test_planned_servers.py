@@ -60,6 +60,14 @@ def test_where_servers_listen_and_what_data_they_have_is_left_out():
     }
 
 
+def test_a_relay_is_left_out_unless_a_taskset_goes_to_it():
+    relay = {"environment_servers": {"legacy_agent": {"agent_server": {"name": "ours"}}}}
+    read = {"ours": model(), "relay": relay}
+    assert restated(read, read) == {"ours": model()}
+    read["environment_server_routes"] = {"set": "relay"}
+    assert restated(read, read) == read
+
+
 def test_a_key_of_the_environment_stays_there():
     written = {
         "judge": model(api_key="${judge_key}", other="${oc.env:OTHER_SECRET}"),
