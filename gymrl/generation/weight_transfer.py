@@ -10,7 +10,7 @@
 
 The trainer and the workers form a group of processes of their own (gloo, over TCP); the trainer's
 ``torch.distributed`` is not touched. The engine's side is
-:mod:`gymrl.generation.vllm_transfer`; an engine has it when it was started with
+``gymrl.generation.vllm_transfer``; an engine has it when it was started with
 ``vllm.engine_args: {weight_transfer_config: {backend: gymrl_gloo}}``.
 """
 
