@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from gymrl.evaluation.markdown import (
+    compared_cells,
     compared_sources,
     labelled_sources,
     number,
+    pass_cells,
     signed,
-    with_interval,
+    source_cells,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     table = _table("benchmark", "scored", "failed", "missing", f"mean reward [{level}]", "passed",
                    "cut off", "sampled tokens\nmean, p95", "turns")  # fmt: skip
     for name, numbers in named:
-        table.add_row(name, *_cells(numbers))
+        table.add_row(name, *source_cells(numbers))
     console.print(table)
     console.print(_pass_table(named, level))
     for name, numbers in named:
@@ -62,31 +64,11 @@ def print_report(console: Console, report: EvaluationReport) -> None:
         )
 
 
-def _cells(numbers: SourceReport) -> list[str]:
-    tokens, turns = numbers.generated_tokens, numbers.turns
-    return [
-        f"{numbers.scored} of {numbers.rows}",
-        str(numbers.failed),
-        str(numbers.missing),
-        with_interval(numbers.reward),
-        str(numbers.passed),
-        "-" if numbers.truncation_rate is None else f"{numbers.truncation_rate:.1%}",
-        "-" if tokens is None else f"{tokens.mean:.1f}, {tokens.p95:.0f}",
-        "-" if turns is None else f"{turns.mean:.1f}",
-    ]
-
-
 def _pass_table(named: list[tuple[str, SourceReport]], level: str) -> Table:
     table = _table("benchmark", "k", f"pass@k [{level}]", f"pass^k [{level}]", "tasks left out")
     for name, numbers in named:
-        for at, hat in zip(numbers.pass_at, numbers.pass_hat, strict=True):
-            table.add_row(
-                name if at.k == 1 else "",
-                str(at.k),
-                with_interval(at.estimate),
-                with_interval(hat.estimate),
-                str(at.left_out),
-            )
+        for at, cells in zip(numbers.pass_at, pass_cells(numbers), strict=True):
+            table.add_row(name if at.k == 1 else "", *cells)
     return table
 
 
@@ -105,16 +87,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         "benchmark", "A", "B", f"B - A [{level}]", "better", "worse", "same", "sign test p"
     )
     for name, found in compared_sources(comparison):
-        table.add_row(
-            name,
-            number(found.before),
-            number(found.after),
-            with_interval(found.difference, "+.3f"),
-            str(found.better),
-            str(found.worse),
-            str(found.same),
-            f"{found.p_value:.3g}",
-        )
+        table.add_row(name, *compared_cells(found))
     console.print(table)
     for label, benchmark in comparison.benchmarks.items():
         _print_tasks(console, label, benchmark)

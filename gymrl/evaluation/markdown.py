@@ -80,12 +80,13 @@ def _settings(report: EvaluationReport) -> list[str]:
 
 
 def _row(name: str, numbers: SourceReport) -> list[str]:
-    tokens = numbers.generated_tokens
-    turns = numbers.turns
+    return [name, str(numbers.tasks), str(numbers.repeats), *source_cells(numbers)]
+
+
+def source_cells(numbers: SourceReport) -> list[str]:
+    """Scored, failed, missing, mean reward, passed, cut off, sampled tokens, turns; dashes for none."""
+    tokens, turns = numbers.generated_tokens, numbers.turns
     return [
-        name,
-        str(numbers.tasks),
-        str(numbers.repeats),
         f"{numbers.scored} of {numbers.rows}",
         str(numbers.failed),
         str(numbers.missing),
@@ -97,17 +98,20 @@ def _row(name: str, numbers: SourceReport) -> list[str]:
     ]
 
 
-def _details(numbers: SourceReport, level: str) -> Iterator[str]:
-    rows = [
-        [
+def pass_cells(numbers: SourceReport) -> Iterator[list[str]]:
+    """A row for each k, ascending: k, pass@k, pass^k, and how many tasks are left out."""
+    for at, hat in zip(numbers.pass_at, numbers.pass_hat, strict=True):
+        yield [
             str(at.k),
             with_interval(at.estimate),
             with_interval(hat.estimate),
             str(at.left_out),
         ]
-        for at, hat in zip(numbers.pass_at, numbers.pass_hat, strict=True)
-    ]
-    yield from _table(("k", f"pass@k [{level}]", f"pass^k [{level}]", "tasks left out"), rows)
+
+
+def _details(numbers: SourceReport, level: str) -> Iterator[str]:
+    header = ("k", f"pass@k [{level}]", f"pass^k [{level}]", "tasks left out")
+    yield from _table(header, pass_cells(numbers))
     if numbers.components:
         yield ""
         yield from _table(
@@ -182,9 +186,12 @@ def compared_sources(comparison: Comparison) -> Iterator[tuple[str, SourceCompar
 
 
 def _compared(name: str, found: SourceComparison) -> list[str]:
+    return [name, str(found.better + found.worse + found.same), *compared_cells(found)]
+
+
+def compared_cells(found: SourceComparison) -> list[str]:
+    """A, B, B - A, how many tasks are better, worse and the same, and the sign test's p."""
     return [
-        name,
-        str(found.better + found.worse + found.same),
         number(found.before),
         number(found.after),
         with_interval(found.difference, "+.3f"),
