@@ -6,7 +6,6 @@ memory of its longest line. Fields that are unknown here are passed over.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +13,8 @@ import msgspec
 from gymrl.errors import ConfigError, RowValueError
 from gymrl.evaluation.plan import config_digest
 from gymrl.gym.schema import LENGTH_REASONS
-from gymrl.records.schema import SCHEMA, RunRecord
+from gymrl.records import lines as records
+from gymrl.records.schema import RunRecord
 from gymrl.types import FailureKind, Reward
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gymrl.evaluation.plan import EvaluationPlan
-
-logger = logging.getLogger(__name__)
 
 
 class TurnLine(msgspec.Struct, frozen=True, gc=False):
@@ -138,51 +136,19 @@ def read_lines(path: Path, plan: EvaluationPlan) -> Iterator[tuple[int, RowLine]
         RowValueError: A line before the last is no record; names file and line.
     """
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n") and not _decodes(line):
-                    logger.warning(
-                        "%s:%d: the last line is torn (%d bytes); it is left out",
-                        path,
-                        number,
-                        len(line),
-                    )
-                    return
-                record = _decoded(line, f"{path}:{number}")
-                if isinstance(record, RunRecord):
-                    _check_run(path, record, plan)
-                elif number == 1:
-                    raise ConfigError(f"{path}: the first line is no run record", setting=str(path))
-                else:
-                    yield number, record
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", setting=str(path)) from error
-
-
-def _decodes(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return False
-    return True
-
-
-def _decoded(line: bytes, where: str) -> RunRecord | RowLine:
-    try:
-        return _decoder.decode(line)
-    except msgspec.DecodeError as error:
+        for place, record in records.read_lines(path, _decoder):
+            if isinstance(record, RunRecord):
+                _check_run(path, record, plan)
+            else:
+                yield place.number, record
+    except RowValueError as error:
         raise RowValueError(
-            f"{where}: not a record of rollouts ({error}); take the line out, and its row is run "
-            "again when the evaluation is continued"
+            f"{error}; take the line out, and its row is run again when the evaluation is continued"
         ) from error
 
 
 def _check_run(path: Path, run: RunRecord, plan: EvaluationPlan) -> None:
-    if run.schema > SCHEMA:
-        raise ConfigError(
-            f"{path} has schema {run.schema}; this gymrl reads up to {SCHEMA}: upgrade it",
-            setting=str(path),
-        )
+    records.check_schema(path, run)
     # Benchmarks that the plan has gained since are not in the file's digest.
     labels = msgspec.json.decode(run.notes.get(_LABELS, "[]"), type=list[str])
     known = tuple(b for b in plan.benchmarks if not labels or b.label in labels)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gymrl.errors import ConfigError, RowValueError
 from gymrl.records.grouping import GroupAssembler, Place, RowHead
+from gymrl.records.lines import is_json, no_record, read_lines
 from gymrl.records.media import MediaFolder
-from gymrl.records.schema import SCHEMA, RowRecord, RunRecord
+from gymrl.records.schema import RowRecord, RunRecord
 from gymrl.types import RolloutGroup
 
 if TYPE_CHECKING:
@@ -21,49 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOST_SHOWN = 5
-T = TypeVar("T")
 
 _line_decoder = msgspec.json.Decoder(RunRecord | RowRecord)
 _head_decoder = msgspec.json.Decoder(RunRecord | RowHead)
-
-
-def _read_lines(
-    path: Path, decoder: msgspec.json.Decoder[RunRecord | T]
-) -> Iterator[tuple[Place, RunRecord | T]]:
-    offset = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            place = Place(number, offset, len(line))
-            offset += len(line)
-            try:
-                record = decoder.decode(line)
-            except msgspec.DecodeError as error:
-                if not line.endswith(b"\n") and not _decodes(line):
-                    logger.warning(
-                        "%s:%d: the last line is torn (%d bytes); it is left out",
-                        path,
-                        number,
-                        len(line),
-                    )
-                    return
-                raise _no_record(path, number, error) from error
-            if number == 1:
-                _check_header(path, record)
-            yield place, record
-
-
-def _no_record(path: Path, number: int, error: msgspec.DecodeError) -> RowValueError:
-    return RowValueError(f"{path}:{number}: not a record of rollouts: {error}")
-
-
-def _check_header(path: Path, record: object) -> None:
-    if not isinstance(record, RunRecord):
-        raise ConfigError(f"{path}: the first line is no run record", setting=str(path))
-    if record.schema > SCHEMA:
-        raise ConfigError(
-            f"{path} has schema {record.schema}; this gymrl reads up to {SCHEMA}: upgrade it",
-            setting=str(path),
-        )
 
 
 def check_same_run(path: Path, run: RunRecord, digest: str) -> None:
@@ -86,7 +47,7 @@ def read_run(path: str | Path) -> RunRecord:
     Raises:
         ConfigError: The file is missing or empty, or no file of rollouts that this version reads.
     """
-    for _, record in _open_lines(Path(path), _line_decoder):
+    for _, record in read_lines(Path(path), _line_decoder):
         if isinstance(record, RunRecord):
             return record
     raise ConfigError(f"{path} holds no run", setting=str(path))
@@ -99,18 +60,9 @@ def read_records(path: str | Path) -> Iterator[RowRecord]:
         ConfigError: As :func:`read_run`.
         RowValueError: A line before the last is not what the schema says; names file and line.
     """
-    for _, record in _open_lines(Path(path), _line_decoder):
+    for _, record in read_lines(Path(path), _line_decoder):
         if isinstance(record, RowRecord):
             yield record
-
-
-def _open_lines(
-    path: Path, decoder: msgspec.json.Decoder[RunRecord | T]
-) -> Iterator[tuple[Place, RunRecord | T]]:
-    try:
-        yield from _read_lines(path, decoder)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", setting=str(path)) from error
 
 
 def read_groups(path: str | Path) -> Iterator[RolloutGroup]:
@@ -133,7 +85,7 @@ def read_groups(path: str | Path) -> Iterator[RolloutGroup]:
     assembler = GroupAssembler()
     try:
         with path.open("rb", buffering=0) as file:
-            for place, record in _read_lines(path, _head_decoder):
+            for place, record in read_lines(path, _head_decoder):
                 if isinstance(record, RunRecord):
                     assembler.begin_run()
                 elif (group := assembler.add(record, place)) is not None:
@@ -154,7 +106,7 @@ def _group_at(
         try:
             record = _line_decoder.decode(os.pread(descriptor, place.size, place.offset))
         except msgspec.DecodeError as error:
-            raise _no_record(path, place.number, error) from error
+            raise no_record(path, place.number, error) from error
         if isinstance(record, RunRecord):
             raise RowValueError(f"{path}:{place.number}: the line has changed while it was read")
         records.append(record)
@@ -212,7 +164,7 @@ def cut_torn_line(path: str | Path) -> None:
         tail = file.read()
         if not tail:
             return
-        if _decodes(tail):
+        if is_json(tail):
             file.write(b"\n")
             return
         logger.warning("%s: the last line is torn (%d bytes); it is cut off", path, len(tail))
@@ -231,11 +183,3 @@ def _start_of_last_line(file: Any, size: int) -> int:
             return int(start + found + 1)
         position = start
     return 0
-
-
-def _decodes(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return False
-    return True
