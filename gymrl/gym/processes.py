@@ -115,6 +115,7 @@ class GuardedProcess:
                 stdin=death_read,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=self._env,  # what is kept from the process is kept from its guard
                 process_group=0,
             )
             self._popen = subprocess.Popen(  # noqa: ASYNC220

@@ -51,6 +51,25 @@ async def test_a_process_tells_how_it_ended_and_what_it_said_last():
     await process.stop()
 
 
+async def test_a_guard_has_no_other_environment_than_its_process():
+    process = GuardedProcess(
+        "program",
+        [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"],
+        cwd="/",
+        env={"ONLY": "this"},
+    )
+    await process.start()
+    await said(process)
+    family = psutil.Process().children(recursive=True)
+    group = os.getpgid(process.pid)
+    given = [member.environ() for member in family if os.getpgid(member.pid) == group]
+    await process.stop(grace_s=0)
+    assert len(given) == 2
+    for environment in given:
+        assert environment.pop("ONLY") == "this"
+        assert set(environment) <= {"PWD", "LC_CTYPE"}  # of the shell's own, and Python's
+
+
 async def test_an_interrupt_ends_a_process_in_good_order():
     process = python(
         "import signal, sys, time\n"
