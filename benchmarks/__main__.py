@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,9 @@ from benchmarks.comparison import Report, table
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
 README = FOLDER / "README.md"
+PUBLISHED = ["actors", "media", "rollout"]
+"""Packages whose results the README shows."""
+
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -60,24 +64,31 @@ def reports(names: list[str]) -> list[Report]:
     return found
 
 
-def measured(found: list[Report]) -> str:
-    """What full runs have found, as Markdown."""
-    parts = []
-    for report in found:
-        if not report.quick:
-            notes = [f"- {one.name}: {one.note}." for one in report.comparisons if one.note]
-            where = f"{report.machine}, Python {report.python}, {report.seconds:.0f} s"
-            lines = [f"### {report.package}", where, table(report.comparisons)]
-            parts += [*lines, "\n".join(dict.fromkeys(notes))]
-    return "\n\n".join(part for part in parts if part)
+def section(report: Report) -> str:
+    """What a run has found, as Markdown."""
+    notes = [f"- {one.name}: {one.note}." for one in report.comparisons if one.note]
+    where = f"{report.machine}, Python {report.python}, {report.seconds:.0f} s"
+    parts = [f"### {report.package}", where, table(report.comparisons)]
+    return "\n\n".join(filter(None, [*parts, "\n".join(dict.fromkeys(notes))]))
+
+
+def sections(content: str) -> dict[str, str]:
+    """Sections by package."""
+    return {
+        part.split()[1]: part.strip()
+        for part in re.split(r"(?m)^(?=### )", content)
+        if part.strip()
+    }
 
 
 def write_readme() -> int:
-    """Put the last results into the README."""
+    """Put the last results into the README; what only ran in tiny sizes since keeps its section."""
     before, _, rest = README.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    content = measured(reports(["actors", "rollout"]))
-    README.write_text(f"{before}{BEGIN}\n\n{content}\n\n{END}{after}")
+    content, _, after = rest.partition(END)
+    found = {one.package: section(one) for one in reports(PUBLISHED) if not one.quick}
+    kept = sections(content) | found
+    shown = "\n\n".join(kept[name] for name in PUBLISHED if name in kept)
+    README.write_text(f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}")
     return 0
 
 
