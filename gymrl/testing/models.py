@@ -77,11 +77,49 @@ def build_tiny_tokenizer(template: str = CHATML_TEMPLATE) -> Any:
     tokenizer.train_from_iterator(_CORPUS, trainer)
     tags = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    return with_template(tokenizer, template)
+
+
+def with_template(tokenizer: Any, template: str, **special_tokens: Any) -> Any:
+    """A tokenizer that was built, as transformers has them, with its chat template.
+
+    Args:
+        tokenizer: Of the ``tokenizers`` library; its turns end with ``<|im_end|>``.
+        template: The chat template.
+        special_tokens: As transformers' ``PreTrainedTokenizerFast`` takes them.
+    """
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        **special_tokens,
     )
     fast.chat_template = template
     return fast
+
+
+def tiny_shape(tokenizer: Any, max_model_len: int) -> dict[str, Any]:
+    """The settings that the text models here have in common.
+
+    Args:
+        tokenizer: Of the model.
+        max_model_len: Context in tokens.
+    """
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,  # vLLM's attention on a CPU takes multiples of 32
+        "max_position_embeddings": max_model_len,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "initializer_range": 0.2,
+    }
 
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -118,22 +156,7 @@ def build_tiny_model(
     """
     target = Path(directory)
     tokenizer = build_tiny_tokenizer(template)
-    shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,  # vLLM's attention on a CPU takes multiples of 32
-        "max_position_embeddings": max_model_len,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "initializer_range": 0.2,
-    }
-    config = _ARCHITECTURES[architecture](**shape)
+    config = _ARCHITECTURES[architecture](**tiny_shape(tokenizer, max_model_len))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)

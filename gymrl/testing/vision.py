@@ -24,7 +24,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 )
 
 from gymrl.generation.transformers import without_progress_bars
-from gymrl.testing.models import build_tiny_tokenizer
+from gymrl.testing.models import build_tiny_tokenizer, tiny_shape, with_template
 
 IMAGE_TOKEN = "<|image_pad|>"
 VISION_START_TOKEN = "<|vision_start|>"
@@ -78,22 +78,14 @@ VISION_TEMPLATE = """\
 
 def build_tiny_vision_tokenizer(template: str = VISION_TEMPLATE) -> Any:
     """The tokenizer of :func:`build_tiny_vision_model`, with the markers of images."""
-    plain = build_tiny_tokenizer(template)
-    backend = plain.backend_tokenizer
+    backend = build_tiny_tokenizer(template).backend_tokenizer
     named = {
         "image_token": IMAGE_TOKEN,
         "vision_start_token": VISION_START_TOKEN,
         "vision_end_token": VISION_END_TOKEN,
     }
     backend.add_special_tokens([AddedToken(token, special=True) for token in named.values()])
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=plain.eos_token,
-        pad_token=plain.pad_token,
-        extra_special_tokens=named,
-    )
-    fast.chat_template = template
-    return fast
+    return with_template(backend, template, extra_special_tokens=named)
 
 
 def build_tiny_vision_model(
@@ -145,20 +137,7 @@ def build_tiny_vision_model(
 
 
 def _config(tokenizer: Any, max_model_len: int) -> transformers.PaddleOCRVLConfig:
-    text: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,  # vLLM's attention on a CPU takes multiples of 32
-        "max_position_embeddings": max_model_len,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "initializer_range": 0.2,
+    text = tiny_shape(tokenizer, max_model_len) | {
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10_000.0,
