@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gymrl.compat.nemo_rl.message_media import (
+    VLLM_MEDIA_KEYS,
+    PackedTensor,
+    add_multimodal_generation_payload,
+)
 from gymrl.compat.nemo_rl.routed_experts import (
     add_r3_fallback_metrics,
     attach_routed_experts_to_message_log_prefix,
@@ -49,7 +54,9 @@ def generate_responses(
     Args:
         policy_generation: Anything with the batch face of
             :class:`gymrl.generation.batch.BatchGenerator`: ``generate(data, greedy=...)``.
-        generation_input_data: ``input_ids`` and ``input_lengths``; not changed.
+        generation_input_data: ``input_ids`` and ``input_lengths``, and media where the samples have
+            any (:func:`~gymrl.compat.nemo_rl.message_media.add_multimodal_generation_payload`); not
+            changed.
         batch: Its ``message_log`` gets one ``assistant`` message a sample: ``content``,
             ``token_ids`` and ``generation_logprobs``. Its ``stop_strings`` are used where it has
             them. Where the policy returns routes, every message gets those of this call,
@@ -146,8 +153,10 @@ async def async_generate_response_for_sample_turn(
         max_seq_len: Tokens of the sample. A :class:`gymrl.generation.batch.BatchGenerator` samples
             no more than what this leaves; another policy has its own limit.
         greedy: Take the likeliest token always.
-        sample_multimodal_data: Must be empty: media are not sent on.
-        deduplicate_multimodal_data: No effect: there are no media.
+        sample_multimodal_data: The sample's vLLM-ready media (``vllm_images``, ``vllm_content``,
+            ...), sent to the policy.
+        deduplicate_multimodal_data: Leave the policy-ready media of the message log out, where the
+            policy's backend is vLLM and the sample has vLLM-ready ones.
 
     Returns:
         The message log itself, the sampled ids, the prompt's length ``[1]``, and metrics as
@@ -155,14 +164,10 @@ async def async_generate_response_for_sample_turn(
 
     Raises:
         ContextOverflowError: The conversation leaves no room for a token.
-        UnsupportedOptionError: There are media, or the policy has no ``generate_async``.
+        UnsupportedOptionError: `sample_multimodal_data` has a name that is no vLLM-ready medium's,
+            or the policy has no ``generate_async``.
         GymrlError: As :func:`generate_responses_async`.
     """
-    if sample_multimodal_data:
-        raise UnsupportedOptionError(
-            "media are not sent to the policy on this road; leave sample_multimodal_data out",
-            setting="sample_multimodal_data",
-        )
     input_ids = torch.cat([torch.as_tensor(message["token_ids"]) for message in sample_message_log])
     room = max_seq_len - len(input_ids)
     if room <= 0:
@@ -173,19 +178,49 @@ async def async_generate_response_for_sample_turn(
             max_model_len=max_seq_len,
         )
     input_lengths = torch.tensor([len(input_ids)])
+    data = {
+        "input_ids": input_ids.unsqueeze(0),
+        "input_lengths": input_lengths,
+        "max_new_tokens": [room],
+    }
+    add_multimodal_generation_payload(
+        data,
+        _policy_ready(sample_message_log),
+        _vllm_ready(sample_multimodal_data),
+        policy_generation,
+        deduplicate_multimodal_data=deduplicate_multimodal_data,
+    )
     batch, generated_ids, metrics = await generate_responses_async(
         policy_generation,
-        {
-            "input_ids": input_ids.unsqueeze(0),
-            "input_lengths": input_lengths,
-            "max_new_tokens": [room],
-        },
+        data,
         {"message_log": [sample_message_log], "stop_strings": [sample_stop_strings]},
         tokenizer,
         input_lengths,
         greedy=greedy,
     )
     return batch["message_log"][0], generated_ids[0], input_lengths, metrics
+
+
+def _vllm_ready(media: Mapping[str, Any] | None) -> dict[str, list[Any]]:
+    """A sample's media as columns of a batch of one."""
+    unknown = sorted(set(media or {}) - set(VLLM_MEDIA_KEYS))
+    if unknown:
+        raise UnsupportedOptionError(
+            f"sample_multimodal_data has {', '.join(unknown)}; it takes "
+            f"{', '.join(VLLM_MEDIA_KEYS)}",
+            setting="sample_multimodal_data",
+        )
+    return {name: [value] for name, value in (media or {}).items()}
+
+
+def _policy_ready(log: Sequence[Mapping[str, Any]]) -> dict[str, PackedTensor]:
+    """The policy-ready media of all messages, one after the other."""
+    found: dict[str, list[PackedTensor]] = {}
+    for message in log:
+        for name, value in message.items():
+            if isinstance(value, PackedTensor):
+                found.setdefault(name, []).append(value)
+    return {name: PackedTensor.concat(parts) for name, parts in found.items()}
 
 
 def calculate_rewards(

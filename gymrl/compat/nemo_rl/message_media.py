@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gymrl.compat.nemo_rl.settings import section
-from gymrl.errors import MediaError, UnsupportedOptionError
+from gymrl.errors import MediaError
 from gymrl.media.packing import pack
 
 if TYPE_CHECKING:
@@ -192,24 +192,6 @@ def _copy_media(
         target.update(media)
 
 
-def refuse_media(batch: Mapping[str, Any]) -> None:
-    """Refuse a batch of native rollouts that has media; native episodes are of text.
-
-    Raises:
-        UnsupportedOptionError: A message or a column has some; names the row or the column.
-    """
-    remedy = "native episodes are of text; roll rows with images out through Gym"
-    for name in VLLM_MEDIA_KEYS:
-        if name in batch and any(value is not None for value in batch[name]):
-            raise UnsupportedOptionError(f"the batch has {name}: {remedy}", setting=name)
-    for index, log in enumerate(batch["message_log"]):
-        names = sorted({name for message in log for name in media_of(message)})
-        if names:
-            raise UnsupportedOptionError(
-                f"row {index} has {', '.join(names)}: {remedy}", setting=names[0]
-            )
-
-
 def add_multimodal_generation_payload(
     generation_input_data: MutableMapping[str, Any],
     flat_messages: Mapping[str, Any],
@@ -231,13 +213,8 @@ def add_multimodal_generation_payload(
         policy_generation: ``cfg["backend"]`` says who generates.
         deduplicate_multimodal_data: As above.
     """
-    cfg = section(policy_generation, "cfg") or {}
-    content = active_batch.get("vllm_content")
-    is_vllm_alone = (
-        deduplicate_multimodal_data
-        and section(cfg, "backend") == "vllm"
-        and content is not None
-        and all(_has_vllm_media(active_batch, row) for row in range(len(content)))
+    is_vllm_alone = sends_vllm_media_alone(
+        active_batch, policy_generation, is_asked=deduplicate_multimodal_data
     )
     if not is_vllm_alone:
         generation_input_data.update(
@@ -245,6 +222,23 @@ def add_multimodal_generation_payload(
         )
     generation_input_data.update(
         {name: active_batch[name] for name in VLLM_MEDIA_KEYS if name in active_batch}
+    )
+
+
+def sends_vllm_media_alone(
+    active_batch: Mapping[str, Any], policy_generation: Any, *, is_asked: bool
+) -> bool:
+    """Whether policy-ready media need not go along, where that `is_asked` for.
+
+    They need not where vLLM generates and every row has media that are ready for it.
+    """
+    cfg = section(policy_generation, "cfg") or {}
+    content = active_batch.get("vllm_content")
+    return (
+        is_asked
+        and section(cfg, "backend") == "vllm"
+        and content is not None
+        and all(_has_vllm_media(active_batch, row) for row in range(len(content)))
     )
 
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gymrl.compat.nemo_rl.message_media import refuse_media
+from gymrl.compat.nemo_rl.media import has_image_processor, pack_media
+from gymrl.compat.nemo_rl.native_media import (
+    PolicyMedia,
+    batch_processor,
+    has_images,
+    image_format_of,
+    keep_prompt_media,
+    prompt_media,
+)
 from gymrl.compat.nemo_rl.policies import generator_of, policy_sampling
 from gymrl.compat.nemo_rl.results import (
     RolloutGroupResult,
@@ -15,7 +23,7 @@ from gymrl.compat.nemo_rl.results import (
     with_loss_multiplier,
 )
 from gymrl.concurrency import refuse_running_loop
-from gymrl.errors import RowTypeError, RowValueError
+from gymrl.errors import RowValueError
 from gymrl.rollout.native import NativeConfig, NativePrompt, NativeRollout, run_native_rollout
 from gymrl.rollout.native_text import RawText
 from gymrl.rollout.prepare import check_count
@@ -49,22 +57,29 @@ def run_multi_turn_rollout(
             ``generate_async``. Sampling is its own: a batch generator's, or its ``cfg``'s
             (``temperature``, ``top_p``, ``top_k``, ``max_new_tokens``, ``stop_strings``).
         input_batch: ``message_log`` (with ``token_ids``), ``task_name``, ``extra_env_info``, and
-            where they are there ``stop_strings`` and ``loss_multiplier``. Not changed.
-        tokenizer: Observations are encoded as they are, without a chat template.
+            where they are there ``stop_strings`` and ``loss_multiplier``. Not changed. Images of
+            a prompt are those of ``vllm_images``, or of its messages' parts; ``token_ids`` hold the
+            region of each.
+        tokenizer: Observations are encoded as they are, without a chat template. Where there are
+            images: the model's processor.
         task_to_env: Environments by task name.
         max_seq_len: Tokens of a sample, prompts and answers together.
         max_rollout_turns: Generations of a sample.
         greedy: Take the likeliest token always.
-        deduplicate_multimodal_data: No effect: samples with media are refused.
+        deduplicate_multimodal_data: A policy whose backend is vLLM is given vLLM-ready media alone.
+            Generators of gymrl's are given images, and no other media, in any case.
 
     Returns:
         The input's columns with those of :class:`gymrl.tensors.RolloutBatch` over them, and
-        metrics over the batch.
+        metrics over the batch. User messages with images have policy-ready media
+        (:class:`~gymrl.compat.nemo_rl.PackedTensor`), those of a prompt as they came.
 
     Raises:
         RuntimeError: An event loop runs in this thread.
         RolloutFailure: A sample failed for good; a `RuntimeError`.
         RowTypeError, RowValueError: The batch can't be used; nothing ran.
+        UnsupportedOptionError: There are images, and `tokenizer` is no processor that can be used,
+            or a prompt has policy-ready media alone.
     """
     refuse_running_loop("run_async_multi_turn_rollout_groups")
     rollout = _play(
@@ -73,6 +88,7 @@ def run_multi_turn_rollout(
         tokenizer,
         task_to_env,
         _config(policy_generation, max_seq_len, max_rollout_turns, greedy, "batched"),
+        deduplicates=deduplicate_multimodal_data,
     )
     return _whole_batch(asyncio.run(rollout), input_batch, tokenizer)
 
@@ -95,6 +111,7 @@ def run_async_multi_turn_rollout(
         tokenizer,
         task_to_env,
         _config(policy_generation, max_seq_len, max_rollout_turns, greedy, "async"),
+        deduplicates=deduplicate_multimodal_data,
     )
     return _whole_batch(asyncio.run(rollout), input_batch, tokenizer)
 
@@ -140,6 +157,7 @@ async def run_async_multi_turn_rollout_groups(
         tokenizer,
         task_to_env,
         _config(policy_generation, max_seq_len, max_rollout_turns, greedy, "async"),
+        deduplicates=deduplicate_multimodal_data,
     )
     for index, start in enumerate(range(0, size, num_generations)):
         rows = list(range(start, start + num_generations))
@@ -182,7 +200,14 @@ async def run_sample_multi_turn_rollout(
     """
     batch = {name: [value] for name, value in {"idx": sample_idx, **initial_sample_state}.items()}
     config = _config(policy_generation, max_seq_len, max_rollout_turns, greedy, "async")
-    rollout = await _play(policy_generation, batch, tokenizer, task_to_env, config)
+    rollout = await _play(
+        policy_generation,
+        batch,
+        tokenizer,
+        task_to_env,
+        config,
+        deduplicates=deduplicate_multimodal_data,
+    )
     columns, metrics = _whole_batch(rollout, batch, tokenizer)
     return {name: column[0] for name, column in columns.items()}, metrics
 
@@ -209,49 +234,44 @@ async def _play(
     tokenizer: TokenizerType,
     task_to_env: Mapping[str, Any],
     config: NativeConfig,
+    *,
+    deduplicates: bool,
 ) -> NativeRollout:
+    prompts = _prompts(input_batch, config)
+    images = image_format_of(tokenizer, is_needed=any(map(has_images, prompts)))
+    media = None if images is None else PolicyMedia(tokenizer, deduplicates=deduplicates)
+    inner = tokenizer.tokenizer if has_image_processor(tokenizer) else tokenizer
     return await run_native_rollout(
-        _prompts(input_batch),
-        generator_of(policy_generation, pad_token_of(tokenizer)),
+        prompts,
+        generator_of(policy_generation, pad_token_of(tokenizer), media),
         task_to_env,
-        codec=RawText(tokenizer),
+        codec=RawText(inner, images=images),
         config=config,
     )
 
 
-def _prompts(input_batch: Mapping[str, Any]) -> list[NativePrompt]:
+def _prompts(input_batch: Mapping[str, Any], config: NativeConfig) -> list[NativePrompt]:
     size = len(input_batch["message_log"])
-    refuse_media(input_batch)
     columns: dict[str, Sequence[Any]] = {}
     for name in ("message_log", "task_name", "extra_env_info", "stop_strings"):
         column = input_batch.get(name)
         columns[name] = [None] * size if column is None else column
         if len(columns[name]) != size:
             raise RowValueError(f"the batch has {len(columns[name])} {name} for {size} samples")
+    shown = prompt_media(input_batch, config.media)
     return [
         NativePrompt(
             task_name=task_name,
-            messages=[
-                {"role": message["role"], "content": _text(message, index)} for message in log
-            ],
+            messages=messages,
             metadata=metadata,
             stop_strings=stop_strings,
             token_ids=[int(token) for message in log for token in message["token_ids"]],
+            images=images,
         )
-        for index, (log, task_name, metadata, stop_strings) in enumerate(
-            zip(*columns.values(), strict=True)
+        for log, task_name, metadata, stop_strings, (messages, images) in zip(
+            *columns.values(), shown, strict=True
         )
     ]
-
-
-def _text(message: Mapping[str, Any], index: int) -> str:
-    content = message["content"]
-    if not isinstance(content, str):
-        raise RowTypeError(
-            f"row {index}: a message's content is a {type(content).__name__}; only text is played",
-            row=index,
-        )
-    return content
 
 
 def _whole_batch(
@@ -265,7 +285,12 @@ def _whole_batch(
 def _columns(
     groups: Sequence[RolloutGroup], input_batch: Mapping[str, Any], rows: list[int], tokenizer: Any
 ) -> dict[str, Any]:
-    batch = to_batch(groups, pad_token_id=pad_token_of(tokenizer))
+    images = batch_processor(groups, input_batch, tokenizer)
+    batch = to_batch(groups, pad_token_id=pad_token_of(tokenizer), images=images)
+    if images is not None:
+        logs = batch.final_batch["message_log"]
+        pack_media(logs, images)
+        keep_prompt_media(logs, [input_batch["message_log"][row] for row in rows])
     given = {
         name: column[rows] if isinstance(column, torch.Tensor) else [column[row] for row in rows]
         for name, column in input_batch.items()

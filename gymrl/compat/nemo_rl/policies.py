@@ -20,19 +20,24 @@ from gymrl.generation.batch_spec import verify_right_padding
 from gymrl.routed_experts import RouteFormatError, padded_routes, signed_routes
 
 if TYPE_CHECKING:
+    from gymrl.compat.nemo_rl.native_media import PolicyMedia
     from gymrl.generation.base import Generator, TokenCallback
+    from gymrl.generation.images import PromptImages
     from gymrl.types import RoutesArray
 
 NO_LIMIT = 1 << 31
 
 
-def generator_of(policy_generation: Any, pad_token_id: int) -> Generator:
+def generator_of(
+    policy_generation: Any, pad_token_id: int, media: PolicyMedia | None = None
+) -> Generator:
     """What native rollouts generate with.
 
     Args:
         policy_generation: A generator of gymrl's, a
             :class:`~gymrl.generation.batch.BatchGenerator`, or anything else with its batch face.
         pad_token_id: What that other policy's batches are padded with.
+        media: Makes their media columns; None: it is asked for text alone.
     """
     if isinstance(policy_generation, BatchGenerator):
         return policy_generation.generator
@@ -43,7 +48,7 @@ def generator_of(policy_generation: Any, pad_token_id: int) -> Generator:
     if not has_batch_face:
         found: Generator = policy_generation
         return found
-    return PolicyGenerator(policy_generation, pad_token_id)
+    return PolicyGenerator(policy_generation, pad_token_id, media)
 
 
 def policy_sampling(policy_generation: Any) -> SamplingParams:
@@ -64,12 +69,15 @@ class PolicyGenerator:
         policy: Has ``generate_async(data, greedy=...)``, or else ``generate(data, greedy=...)``,
             which blocks and is called in a thread, one call at a time.
         pad_token_id: Of its batches.
+        media: Makes the media columns of its batches; None: prompts with images are refused.
     """
 
-    def __init__(self, policy: Any, pad_token_id: int) -> None:
+    def __init__(self, policy: Any, pad_token_id: int, media: PolicyMedia | None = None) -> None:
         self._policy = policy
         self._pad_token_id = pad_token_id
+        self._media = media
         self._one_call = anyio.CapacityLimiter(1)
+        self._one_at_a_time = anyio.CapacityLimiter(1)
 
     @property
     def max_model_len(self) -> int:
@@ -89,10 +97,34 @@ class PolicyGenerator:
             GenerationError: The answer is not one to this prompt.
             BadLogprobsError: It has no log-probabilities.
         """
+        return await self._one(prompt_ids, None, sampling, on_token)
+
+    async def generate_with_images(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages,
+        sampling: SamplingParams,
+        *,
+        on_token: TokenCallback | None = None,
+    ) -> Generated:
+        """One sample of a prompt with images; see :meth:`generate`.
+
+        Raises:
+            GymrlError: As there.
+        """
+        return await self._one(prompt_ids, images, sampling, on_token)
+
+    async def _one(
+        self,
+        prompt_ids: Sequence[int],
+        images: PromptImages | None,
+        sampling: SamplingParams,
+        on_token: TokenCallback | None,
+    ) -> Generated:
         if not hasattr(self._policy, "generate_async"):
-            [generated] = await self.generate_batch([prompt_ids], [sampling])
+            [generated] = await self.generate_batch_with_images([prompt_ids], [images], [sampling])
             return generated
-        data = _batch([prompt_ids], [sampling], self._pad_token_id)
+        data = await self._data([prompt_ids], [images], [sampling])
         greedy = sampling.temperature == 0
         stream = self._policy.generate_async(data, greedy=greedy)
         async with closing_stream(stream) as answers:
@@ -115,10 +147,20 @@ class PolicyGenerator:
         Raises:
             GymrlError: As :meth:`generate`.
         """
-        data = _batch(prompts, samplings, self._pad_token_id)
-        greedy = all(sampling.temperature == 0 for sampling in samplings)
+        return await self.generate_batch_with_images(prompts, [None] * len(prompts), samplings)
+
+    async def generate_batch_with_images(
+        self,
+        prompts: Sequence[Sequence[int]],
+        images: Sequence[PromptImages | None],
+        samplings: Sequence[SamplingParams],
+    ) -> list[Generated]:
+        """As :meth:`generate_batch`, for prompts some of which have images."""
         if not callable(getattr(self._policy, "generate", None)):
-            return [await self.generate(p, s) for p, s in zip(prompts, samplings, strict=True)]
+            rows = zip(prompts, images, samplings, strict=True)
+            return [await self._one(*row, None) for row in rows]
+        data = await self._data(prompts, images, samplings)
+        greedy = all(sampling.temperature == 0 for sampling in samplings)
         output = await anyio.to_thread.run_sync(
             self._blocking, data, greedy, limiter=self._one_call
         )
@@ -132,6 +174,24 @@ class PolicyGenerator:
             _generated(output, row, prompt, sampling)
             for row, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
         ]
+
+    async def _data(
+        self,
+        prompts: Sequence[Sequence[int]],
+        images: Sequence[PromptImages | None],
+        samplings: Sequence[SamplingParams],
+    ) -> dict[str, Any]:
+        data = _batch(prompts, samplings, self._pad_token_id)
+        if not any(images):
+            return data
+        if self._media is None:
+            raise GenerationError("the prompts show images, and this policy is asked for text")
+        add = self._media.add
+        # Processors are no thing for two threads.
+        await anyio.to_thread.run_sync(
+            add, data, prompts, images, self._policy, limiter=self._one_at_a_time
+        )
+        return data
 
     def _blocking(self, data: Mapping[str, Any], greedy: bool) -> Any:
         return self._policy.generate(data, greedy=greedy)

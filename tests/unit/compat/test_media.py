@@ -26,7 +26,6 @@ from gymrl.compat.nemo_rl.message_media import (
     media_of,
     reattach_original_multimodal_payloads,
     reattach_static_multimodal_payloads_to_result,
-    refuse_media,
 )
 from gymrl.errors import ConfigError, MediaError, RowValueError, UnsupportedOptionError
 from gymrl.media import to_data_url
@@ -308,13 +307,3 @@ def test_tensors_of_messages_are_packed_along_their_dimension():
     assert PackedTensor.concat(tiles).as_tensor().shape == (1, 6, 3)
     with pytest.raises(MediaError):
         PackedTensor.concat([])
-
-
-def test_a_native_batch_with_media_is_refused_before_it_plays():
-    logs = [log([1]), log([1])]
-    logs[1][0]["pixel_values"] = packed(1.0)
-    with pytest.raises(UnsupportedOptionError, match="row 1 has pixel_values"):
-        refuse_media({"message_log": logs})
-    with pytest.raises(UnsupportedOptionError, match="vllm_images"):
-        refuse_media({"message_log": [log([1])], "vllm_images": [["i"]]})
-    refuse_media({"message_log": [log([1])], "vllm_images": [None]})
