@@ -8,14 +8,11 @@ import anyio
 import typer
 
 from gymrl.actors import spawn
-from gymrl.cli import interrupt
-from gymrl.cli.consoles import configure_logging, error_console
+from gymrl.cli.serving import HEALTH_EVERY_S, run_until_interrupted
 from gymrl.generation.service import GenerationService
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig
-
-_HEALTH_EVERY_S = 5.0
 
 
 async def serve(config: GenerationConfig) -> None:
@@ -32,7 +29,7 @@ async def serve(config: GenerationConfig) -> None:
             f"(context {endpoint.max_model_len} tokens); Ctrl-C ends it"
         )
         while True:
-            await anyio.sleep(_HEALTH_EVERY_S)
+            await anyio.sleep(HEALTH_EVERY_S)
             await service.call("health_check")
 
 
@@ -42,11 +39,4 @@ def serve_command(config: GenerationConfig) -> int:
     Returns:
         0 after Ctrl-C or SIGTERM: that is how it is meant to end.
     """
-    console = error_console()
-    configure_logging(console, verbose=False)
-    console.print(f"loading {config.model}", markup=False, highlight=False)
-    try:
-        interrupt.run(lambda: serve(config), lambda name: console.print(f"{name}: closing"))
-    except interrupt.Interrupted:
-        return 0
-    return 0
+    return run_until_interrupted(lambda: serve(config), f"loading {config.model}")

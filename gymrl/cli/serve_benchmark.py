@@ -14,17 +14,14 @@ import typer
 from gymrl.actors import spawn
 from gymrl.benchmark.serving import serve_benchmark
 from gymrl.benchmark.tasks import TaskRunner
-from gymrl.cli import interrupt
-from gymrl.cli.consoles import configure_logging, error_console
 from gymrl.cli.plan import parse_params
+from gymrl.cli.serving import HEALTH_EVERY_S, run_until_interrupted
 from gymrl.config import GenerationConfig
 from gymrl.errors import ConfigError
 from gymrl.generation.service import GenerationService
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-_HEALTH_EVERY_S = 5.0
 
 
 class ServeBenchmarkOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +106,7 @@ async def serve(options: ServeBenchmarkOptions) -> None:
         )
         runner = TaskRunner([], registry_server)
         while True:
-            await anyio.sleep(_HEALTH_EVERY_S)
+            await anyio.sleep(HEALTH_EVERY_S)
             await runner.health_check()
 
 
@@ -127,11 +124,5 @@ def serve_benchmark_command(options: ServeBenchmarkOptions) -> int:
     Returns:
         0 after Ctrl-C or SIGTERM: that is how it is meant to end.
     """
-    console = error_console()
-    configure_logging(console, verbose=False)
-    console.print(f"starting the servers of {options.benchmark}", markup=False, highlight=False)
-    try:
-        interrupt.run(lambda: serve(options), lambda name: console.print(f"{name}: closing"))
-    except interrupt.Interrupted:
-        return 0
-    return 0
+    opening = f"starting the servers of {options.benchmark}"
+    return run_until_interrupted(lambda: serve(options), opening)

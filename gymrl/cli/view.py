@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from gymrl.cli import interrupt
-from gymrl.cli.consoles import configure_logging, error_console, output_console
+from gymrl.cli.consoles import output_console
 from gymrl.cli.rollout_files import file_of
+from gymrl.cli.serving import run_until_interrupted
 from gymrl.generation.models import SHIPPED, resolve_model
 from gymrl.viewer import new_token, open_viewer
 
@@ -59,14 +59,6 @@ def view_command(path: Path, options: ViewerOptions, *, browser: bool) -> int:
         0 after Ctrl-C or SIGTERM: that is how it is meant to end.
     """
     path = file_of(path)
-    console = error_console()
-    configure_logging(console, verbose=False)
-    console.print(f"showing {path}; Ctrl-C ends it", markup=False, highlight=False)
-    try:
-        interrupt.run(
-            lambda: view(path, options, browser=browser),
-            lambda name: console.print(f"{name}: closing"),
-        )
-    except interrupt.Interrupted:
-        return 0
-    return 0
+    return run_until_interrupted(
+        lambda: view(path, options, browser=browser), f"showing {path}; Ctrl-C ends it"
+    )
