@@ -7,19 +7,16 @@ one of vLLM's.
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import msgspec
 
 from gymrl.config import SamplingParams
 from gymrl.errors import GenerationRequestError
-from gymrl.generation.base import Generated
 from gymrl.generation.chat_api import MAX_CHOICES, choice_sampling
+from gymrl.generation.chunks import Chunks, write_chunks
 from gymrl.generation.requests import SampledRequest, StreamOptions
 from gymrl.generation.streaming import TextStream
 
@@ -28,15 +25,12 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from gymrl.generation.base import Generated, TokenCallback
     from gymrl.generation.ledger import RolloutLedger
     from gymrl.generation.policy import Policy
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_MAX_TOKENS = 16
 """The public API's own default."""
-
-Event = tuple[int, int, float] | tuple[int, Generated]
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
@@ -210,21 +204,18 @@ class Completions:
             "model": policy.model_name,
         }
 
-    async def sample(self, index: int, send: Any = None) -> Generated:
+    async def sample(self, index: int, on_token: TokenCallback | None = None) -> Generated:
         """Sample one choice.
+
+        Args:
+            index: Which one.
+            on_token: Told of every token.
 
         Raises:
             GymrlError: As :meth:`gymrl.generation.policy.Policy.sample`.
         """
         job = self.jobs[index]
-        return await self._policy.complete(
-            job.prompt_ids,
-            job.sampling,
-            self._ledger,
-            None
-            if send is None
-            else lambda token_id, logprob: send.send_nowait((index, token_id, logprob)),
-        )
+        return await self._policy.complete(job.prompt_ids, job.sampling, self._ledger, on_token)
 
     def answer(self, samples: Sequence[Generated]) -> dict[str, Any]:
         """The answer's JSON object, of all choices' samples in order."""
@@ -289,64 +280,36 @@ class Completions:
         An error after the first chunk is sent as an event of its own, as there is no status left
         to tell it with.
         """
-        send, receive = anyio.create_memory_object_stream[Event](math.inf)
         texts = [_Stream(self._text.stream(job.sampling)) for job in self.jobs]
-        samples: dict[int, Generated] = {}
-        failed: list[BaseException] = []
-
-        async def sample(index: int) -> None:
-            send.send_nowait((index, await self.sample(index, send)))
-
-        try:
-            async with send, receive, anyio.create_task_group() as group:
-                for index in range(len(self.jobs)):
-                    await self._write(response, [self._opening(index)])
-                    group.start_soon(sample, index)
-                while len(samples) < len(self.jobs):
-                    event = await receive.receive()
-                    if len(event) == 2:
-                        samples[event[0]] = event[1]
-                        await self._write(response, [self._last(event[0], event[1], texts)])
-                    else:
-                        await self._write(response, [self._token(event, texts)])
-        except* ConnectionError:
-            logger.debug("the client of a stream is gone")
-            raise
-        except* Exception as errors:
-            failed.extend(errors.exceptions)
-            logger.exception("a streamed generation failed")
-        if failed:
-            error = {"message": str(failed[0]), "type": type(failed[0]).__name__, "param": None}
-            await response.write(b"data: " + msgspec.json.encode({"error": error}) + b"\n\n")
-            return
         options = self._request.stream_options
-        if options is not None and options.include_usage:
-            whole = [samples[index] for index in range(len(self.jobs))]
-            await self._write(response, [], usage=self._usage(whole))
-        await response.write(b"data: [DONE]\n\n")
-
-    async def _write(
-        self, response: web.StreamResponse, choices: list[dict[str, Any]], **more: Any
-    ) -> None:
-        chunk = {**self._envelope, "choices": choices, **more}
-        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+        chunks = Chunks(
+            envelope=self._envelope,
+            num_choices=len(self.jobs),
+            sample=self.sample,
+            opening=self._opening,
+            token=lambda index, token_id, logprob: self._token(
+                texts[index], index, token_id, logprob
+            ),
+            last=lambda index, generated: self._last(texts[index], index, generated),
+            usage=self._usage if options is not None and options.include_usage else None,
+        )
+        await write_chunks(response, chunks)
 
     def _opening(self, index: int) -> dict[str, Any]:
-        return self._chunk(index, "", {"prompt_token_ids": self.jobs[index].prompt_ids})
+        ids = {"prompt_token_ids": self.jobs[index].prompt_ids}
+        return {"choices": [self._chunk(index, "", ids)]}
 
-    def _token(self, event: tuple[int, int, float], texts: list[_Stream]) -> dict[str, Any]:
-        index, token_id, logprob = event
-        stream = texts[index]
+    def _token(self, stream: _Stream, index: int, token_id: int, logprob: float) -> dict[str, Any]:
         piece = stream.text.push(token_id)
         logprobs = self._logprobs([token_id], [logprob], stream.offset)
         if logprobs is not None:
             stream.offset += len(self._shown(token_id))
         return self._chunk(index, piece, {"token_ids": [token_id]}, logprobs=logprobs)
 
-    def _last(self, index: int, generated: Generated, texts: list[_Stream]) -> dict[str, Any]:
+    def _last(self, stream: _Stream, index: int, generated: Generated) -> dict[str, Any]:
         return self._chunk(
             index,
-            texts[index].text.finish(self._text.whole(generated)),
+            stream.text.finish(self._text.whole(generated)),
             {"token_ids": [], "weight_versions": _spans(generated)},
             finish_reason=generated.finish_reason,
             stop_reason=generated.stop_reason,

@@ -7,7 +7,6 @@ event holds the whole answer, token fields included, as the call without a strea
 
 from __future__ import annotations
 
-import logging
 import math
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from gymrl.generation.chunks import write_or_tell
 from gymrl.generation.responses_api import opened_response, response_of
 from gymrl.generation.streaming import TextStream
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gymrl.generation.base import SamplingParams
     from gymrl.generation.policy import Completion, Conversation, Policy
     from gymrl.generation.requests import ResponsesRequest
-
-logger = logging.getLogger(__name__)
 
 _TOKEN_FIELDS = (
     "prompt_token_ids",
@@ -68,23 +66,19 @@ class ResponseStream:
         An error after the first event is sent as an event of its own, as there is no status left
         to tell it with.
         """
-        failed: list[BaseException] = []
-        try:
-            await self._write(response, "response.created", response=self._opened)
-            await self._write(response, "response.in_progress", response=self._opened)
-            text = TextStream(self._policy.chat, sampling.stop)
-            completion = await self._sample(response, sampling, text)
-            await self._write_completion(response, completion, text)
-        except* ConnectionError:
-            logger.debug("the client of a stream is gone")
-            raise
-        except* Exception as errors:
-            failed.extend(errors.exceptions)
-            logger.exception("a streamed generation failed")
-        if failed:
-            await self._write(
-                response, "error", code=type(failed[0]).__name__, message=str(failed[0]), param=None
-            )
+
+        async def tell(error: Exception) -> None:
+            fields = {"code": type(error).__name__, "message": str(error), "param": None}
+            await self._write(response, "error", **fields)
+
+        await write_or_tell(lambda: self._write_events(response, sampling), tell)
+
+    async def _write_events(self, response: web.StreamResponse, sampling: SamplingParams) -> None:
+        await self._write(response, "response.created", response=self._opened)
+        await self._write(response, "response.in_progress", response=self._opened)
+        text = TextStream(self._policy.chat, sampling.stop)
+        completion = await self._sample(response, sampling, text)
+        await self._write_completion(response, completion, text)
 
     async def _sample(
         self, response: web.StreamResponse, sampling: SamplingParams, text: TextStream

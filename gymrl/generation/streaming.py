@@ -6,12 +6,7 @@ at once and the text, taken apart, with the last chunk.
 
 from __future__ import annotations
 
-import logging
-import math
 from typing import TYPE_CHECKING, Any, Protocol
-
-import anyio
-import msgspec
 
 from gymrl.generation.chat_api import (
     choice_sampling,
@@ -21,7 +16,7 @@ from gymrl.generation.chat_api import (
     tool_calls_of,
     usage_of,
 )
-from gymrl.generation.policy import Completion, Conversation, Policy
+from gymrl.generation.chunks import Chunks, write_chunks
 from gymrl.routed_experts import encode_routes
 
 if TYPE_CHECKING:
@@ -30,11 +25,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from gymrl.generation.base import SamplingParams
+    from gymrl.generation.policy import Completion, Conversation, Policy
     from gymrl.generation.requests import ChatRequest
-
-logger = logging.getLogger(__name__)
-
-Event = tuple[int, int, float] | tuple[int, Completion]
 
 
 class Decoder(Protocol):
@@ -117,62 +109,31 @@ class ChatStream:
         An error after the first chunk is sent as an event of its own, as there is no status left
         to tell it with.
         """
-        send, receive = anyio.create_memory_object_stream[Event](math.inf)
         samplings = [choice_sampling(sampling, index) for index in range(num_choices)]
         texts = [TextStream(self._policy.chat, sampling.stop) for _ in range(num_choices)]
-        completions: list[Completion] = []
-        failed: list[BaseException] = []
-        try:
-            async with send, receive, anyio.create_task_group() as group:
-                for index, own in enumerate(samplings):
-                    group.start_soon(self._sample, index, own, send)
-                await self._write_opening(response, num_choices)
-                while len(completions) < num_choices:
-                    event = await receive.receive()
-                    if len(event) == 2:
-                        completions.append(event[1])
-                        await self._write(response, [self._last(event[0], event[1], texts)])
-                    else:
-                        await self._write(response, [self._token(event, texts)])
-        except* ConnectionError:
-            logger.debug("the client of a stream is gone")
-            raise
-        except* Exception as errors:
-            failed.extend(errors.exceptions)
-            logger.exception("a streamed generation failed")
-        if failed:
-            error = {"message": str(failed[0]), "type": type(failed[0]).__name__, "param": None}
-            await response.write(b"data: " + msgspec.json.encode({"error": error}) + b"\n\n")
-            return
         options = self._request.stream_options
-        if options is not None and options.include_usage:
-            await self._write(response, [], usage=usage_of(completions))
-        await response.write(b"data: [DONE]\n\n")
-
-    async def _sample(self, index: int, sampling: SamplingParams, send: Any) -> None:
-        completion = await self._policy.sample(
-            self._prompt_ids,
-            self._conversation,
-            sampling,
-            lambda token_id, logprob: send.send_nowait((index, token_id, logprob)),
+        chunks = Chunks(
+            envelope=self._envelope,
+            num_choices=num_choices,
+            sample=lambda index, on_token: self._policy.sample(
+                self._prompt_ids, self._conversation, samplings[index], on_token
+            ),
+            opening=self._opening,
+            token=lambda index, token_id, logprob: self._token(
+                texts[index], index, token_id, logprob
+            ),
+            last=lambda index, completion: self._last(texts[index], index, completion),
+            usage=usage_of if options is not None and options.include_usage else None,
         )
-        send.send_nowait((index, completion))
+        await write_chunks(response, chunks)
 
-    async def _write(
-        self, response: web.StreamResponse, choices: list[dict[str, Any]], **more: Any
-    ) -> None:
-        chunk = {**self._envelope, "choices": choices, **more}
-        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+    def _opening(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {"choices": [choice], "prompt_token_ids": self._prompt_ids}
 
-    async def _write_opening(self, response: web.StreamResponse, num_choices: int) -> None:
-        for index in range(num_choices):
-            delta = {"role": "assistant", "content": ""}
-            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            await self._write(response, [choice], prompt_token_ids=self._prompt_ids)
-
-    def _token(self, event: tuple[int, int, float], texts: list[TextStream]) -> dict[str, Any]:
-        index, token_id, logprob = event
-        piece = texts[index].push(token_id) if self._streams_text else ""
+    def _token(self, text: TextStream, index: int, token_id: int, logprob: float) -> dict[str, Any]:
+        piece = text.push(token_id) if self._streams_text else ""
         return {
             "index": index,
             "delta": {"content": piece},
@@ -181,10 +142,10 @@ class ChatStream:
             "token_ids": [token_id],
         }
 
-    def _last(self, index: int, completion: Completion, texts: list[TextStream]) -> dict[str, Any]:
+    def _last(self, text: TextStream, index: int, completion: Completion) -> dict[str, Any]:
         parsed = completion.parsed
         delta: dict[str, Any] = {
-            "content": texts[index].finish(parsed.content) if self._streams_text else parsed.content
+            "content": text.finish(parsed.content) if self._streams_text else parsed.content
         }
         if parsed.reasoning:
             delta["reasoning"] = delta["reasoning_content"] = parsed.reasoning

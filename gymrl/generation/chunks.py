@@ -1,0 +1,148 @@
+"""Answers that are sent as server-sent events while they are sampled.
+
+Each of the APIs has its own chunks; here is what they have in common: choices that are sampled side by
+side, a client that may be gone, and failures that no status can tell any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import anyio
+import msgspec
+
+if TYPE_CHECKING:
+    from aiohttp import web
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from gymrl.generation.base import TokenCallback
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks(Generic[T]):
+    """An answer of one or more choices in chunks.
+
+    Attributes:
+        envelope: What every chunk holds.
+        num_choices: How many choices are sampled.
+        sample: Samples the choice of an index, and tells its tokens as they come.
+        opening: What else the first chunk of the choice of an index holds.
+        token: The choice in the chunk of a token, of its index, token id and log-probability.
+        last: The choice in its last chunk, of its index and sample.
+        usage: Of all choices' samples in order; None: it was not asked for.
+    """
+
+    envelope: dict[str, Any]
+    num_choices: int
+    sample: Callable[[int, TokenCallback], Awaitable[T]]
+    opening: Callable[[int], dict[str, Any]]
+    token: Callable[[int, int, float], dict[str, Any]]
+    last: Callable[[int, T], dict[str, Any]]
+    usage: Callable[[list[T]], dict[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class _Token:
+    index: int
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class _Sampled(Generic[T]):
+    index: int
+    sample: T
+
+
+async def write_chunks(response: web.StreamResponse, chunks: Chunks[T]) -> None:
+    """Sample every choice and write its chunks; cancelling ends the generations.
+
+    Args:
+        response: Its headers are sent.
+        chunks: What is sampled and how it is written.
+
+    Raises:
+        ConnectionError: In a group; the client is gone.
+    """
+    samples: dict[int, T] = {}
+
+    async def tell(error: Exception) -> None:
+        shown = {"message": str(error), "type": type(error).__name__, "param": None}
+        await _write(response, {"error": shown})
+
+    if not await write_or_tell(lambda: _write_choices(response, chunks, samples), tell):
+        return
+    if chunks.usage is not None:
+        usage = chunks.usage([samples[index] for index in range(chunks.num_choices)])
+        await _write(response, {**chunks.envelope, "choices": [], "usage": usage})
+    await response.write(b"data: [DONE]\n\n")
+
+
+async def write_or_tell(
+    write: Callable[[], Awaitable[None]], tell: Callable[[Exception], Awaitable[None]]
+) -> bool:
+    """Write events; an error is sent as one of its own, as there is no status left to tell it with.
+
+    Args:
+        write: Writes the events.
+        tell: Writes the event of an error.
+
+    Returns:
+        Whether all was written.
+
+    Raises:
+        ConnectionError: In a group; the client is gone.
+    """
+    failed: list[Exception] = []
+    try:
+        await write()
+    except* ConnectionError:
+        logger.debug("the client of a stream is gone")
+        raise
+    except* Exception as errors:
+        failed.extend(errors.exceptions)
+        logger.exception("a streamed generation failed")
+    if failed:
+        await tell(failed[0])
+    return not failed
+
+
+async def _write_choices(
+    response: web.StreamResponse, chunks: Chunks[T], samples: dict[int, T]
+) -> None:
+    send: MemoryObjectSendStream[_Token | _Sampled[T]]
+    receive: MemoryObjectReceiveStream[_Token | _Sampled[T]]
+    send, receive = anyio.create_memory_object_stream(math.inf)
+
+    async def sample(index: int) -> None:
+        sampled = await chunks.sample(
+            index,
+            lambda token_id, logprob: send.send_nowait(_Token(index, token_id, logprob)),
+        )
+        send.send_nowait(_Sampled(index, sampled))
+
+    async with send, receive, anyio.create_task_group() as group:
+        for index in range(chunks.num_choices):
+            group.start_soon(sample, index)
+        for index in range(chunks.num_choices):
+            await _write(response, {**chunks.envelope, **chunks.opening(index)})
+        while len(samples) < chunks.num_choices:
+            event = await receive.receive()
+            if isinstance(event, _Sampled):
+                samples[event.index] = event.sample
+                choice = chunks.last(event.index, event.sample)
+            else:
+                choice = chunks.token(event.index, event.token_id, event.logprob)
+            await _write(response, {**chunks.envelope, "choices": [choice]})
+
+
+async def _write(response: web.StreamResponse, event: dict[str, Any]) -> None:
+    await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
