@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
+from gymrl.api_keys import authorization
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import GenerationTransportError
 from gymrl.generation.template_check import Finding
@@ -52,9 +53,8 @@ async def check_server(
     """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     async with aiohttp.ClientSession(
-        timeout=timeout, connector=connector, headers=headers
+        timeout=timeout, connector=connector, headers=authorization(api_key)
     ) as session:
         asker = _Asker(session, base_url.rstrip("/"), api_key)
         listed = await asker.get("/models")

@@ -5,16 +5,15 @@ aiohttp's errors end here: what comes out is gymrl's.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from gymrl.api_keys import authorization, read_api_key
 from gymrl.config import LogprobsMode, SamplingParams
 from gymrl.errors import (
-    ConfigError,
     GenerationError,
     GenerationRequestError,
     GenerationTransportError,
@@ -64,30 +63,6 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode
 
 
-def read_api_key(variable: str | None) -> str | None:
-    """The key in an environment variable.
-
-    Raises:
-        ConfigError: It is not set, empty, or holds what no HTTP header may.
-    """
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ConfigError(
-            f"vllm.api_key_env={variable!r}: this variable is not set, or empty, in the process "
-            "that calls the servers; export it where gymrl is started",
-            setting="vllm.api_key_env",
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(
-            f"vllm.api_key_env={variable!r}: what this variable holds can't be sent in an HTTP "
-            "header; it is not shown here",
-            setting="vllm.api_key_env",
-        )
-    return key
-
-
 class VllmClient:
     """Talks to any number of servers. Needs a running event loop.
 
@@ -95,14 +70,14 @@ class VllmClient:
         api_key_env: The environment variable that holds their key; None: they want none.
 
     Raises:
-        ConfigError: See :func:`read_api_key`.
+        ConfigError: As :func:`gymrl.api_keys.read_api_key`.
     """
 
     def __init__(self, api_key_env: str | None = None) -> None:
         self._api_key_env = api_key_env
-        self._key = read_api_key(api_key_env)
+        self._key = read_api_key(api_key_env, "vllm.api_key_env")
         self._session = aiohttp.ClientSession(
-            headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
+            headers=authorization(self._key),
             # A connection a call: servers drop idle ones without a word, and a call that is lost
             # that way looks like one that broke off.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
