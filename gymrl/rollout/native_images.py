@@ -48,7 +48,7 @@ class WritesImages(Protocol):
 
     @property
     def images(self) -> ImageFormat | None:
-        """How the model's prompts hold images; None: it writes text only."""
+        """How the model's prompts hold images, None where it writes text only."""
         ...
 
 

@@ -34,8 +34,8 @@ assert rollout.metrics["parrot/accuracy"] == 1.0
 
 @pytest.mark.parametrize(
     "program",
-    [EXAMPLES[0], EXAMPLES[1] + PLAY_THE_PARROT, EXAMPLES[2]],
-    ids=["a whole example", "an environment", "workers"],
+    [EXAMPLES[0], EXAMPLES[1] + PLAY_THE_PARROT, EXAMPLES[2], EXAMPLES[3]],
+    ids=["a whole example", "an environment", "workers", "images"],
 )
 async def test_the_guides_examples_run(program, tmp_path):
     script = tmp_path / "example.py"
