@@ -1,0 +1,92 @@
+import json
+
+import anyio
+import pytest
+
+from gymrl.errors import GenerationError
+from gymrl.generation.chunks import Chunks, write_chunks
+
+
+class Client:
+    """What a client has received; gone after `leaves_after` events."""
+
+    def __init__(self, leaves_after=None):
+        self.events = []
+        self._leaves_after = leaves_after
+
+    async def write(self, data):
+        if len(self.events) == self._leaves_after:
+            raise ConnectionResetError("gone")
+        text = data.decode().removeprefix("data: ").removesuffix("\n\n")
+        self.events.append(text if text == "[DONE]" else json.loads(text))
+
+
+def chunks_of(sample, num_choices=2, usage=None):
+    return Chunks(
+        envelope={"id": "x"},
+        num_choices=num_choices,
+        sample=sample,
+        opening=lambda index: {"choices": [{"index": index}]},
+        token=lambda index, token_id, logprob: {"index": index, "token": [token_id, logprob]},
+        last=lambda index, sampled: {"index": index, "whole": sampled},
+        usage=usage,
+    )
+
+
+async def later_choices_first(index, on_token):
+    await anyio.sleep(0 if index else 0.02)
+    on_token(40 + index, -0.5)
+    return f"choice {index}"
+
+
+async def test_every_choice_is_opened_then_told_as_it_comes_and_used_tokens_last():
+    client = Client()
+    await write_chunks(client, chunks_of(later_choices_first, usage=lambda all_: {"of": all_}))
+    assert client.events == [
+        {"id": "x", "choices": [{"index": 0}]},
+        {"id": "x", "choices": [{"index": 1}]},
+        {"id": "x", "choices": [{"index": 1, "token": [41, -0.5]}]},
+        {"id": "x", "choices": [{"index": 1, "whole": "choice 1"}]},
+        {"id": "x", "choices": [{"index": 0, "token": [40, -0.5]}]},
+        {"id": "x", "choices": [{"index": 0, "whole": "choice 0"}]},
+        {"id": "x", "choices": [], "usage": {"of": ["choice 0", "choice 1"]}},
+        "[DONE]",
+    ]
+
+
+async def test_a_failure_is_the_last_event_and_ends_the_other_choices():
+    ended = []
+
+    async def sample(index, on_token):
+        if index == 0:
+            on_token(7, -0.25)
+            raise GenerationError("the engine broke")
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(index)
+
+    client = Client()
+    await write_chunks(client, chunks_of(sample, usage=lambda all_: {"of": all_}))
+    error = {"message": "the engine broke", "type": "GenerationError", "param": None}
+    assert client.events[-1] == {"error": error}
+    assert "[DONE]" not in client.events
+    assert ended == [1]
+
+
+async def test_a_client_that_is_gone_ends_every_choice_and_is_told_nothing():
+    ended = []
+
+    async def sample(index, on_token):
+        on_token(7, -0.25)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(index)
+
+    client = Client(leaves_after=3)
+    with pytest.raises(ExceptionGroup) as caught:
+        await write_chunks(client, chunks_of(sample))
+    assert caught.group_contains(ConnectionResetError)
+    assert sorted(ended) == [0, 1]
+    assert len(client.events) == 3
