@@ -11,11 +11,12 @@ from gymrl.generation import TransformersGenerator
 from gymrl.generation.batch import BatchGenerator
 from gymrl.generation.image_inputs import load_image_format
 from gymrl.media.processing import ImageProcessor
-from gymrl.records import RecordWriter, RunRecord, read_groups
+from gymrl.records import MediaFolder, RecordWriter, RunRecord, read_groups
 from gymrl.rollout.native import NativeConfig, NativePrompt, run_native_rollout
 from gymrl.rollout.native_text import ChatText, RawText
 from gymrl.tensors import to_batch
-from gymrl.testing import build_image_uri, build_tiny_vision_model
+from gymrl.testing import build_image, build_image_uri, build_tiny_vision_model
+from gymrl.viewer.detail import DecodedRow
 from tests.integration.vllm.vision import SMALL, TALL, VisionReference, pictures
 
 
@@ -149,10 +150,27 @@ def test_a_batch_is_shown_its_images(directory, reference):
         assert torch.allclose(output["logprobs"][row, span], torch.tensor(expected), atol=2e-4)
 
 
+async def test_the_viewer_shows_the_images_of_prompts_and_observations(loaded, tmp_path):
+    generator, tokenizer, images = loaded
+    codec = ChatText.from_tokenizer(tokenizer, images=images)
+    rollout = await play(generator, codec, Gallery())
+    path = tmp_path / "rollouts.jsonl"
+    with RecordWriter(path, RunRecord()) as writer:
+        writer.write(rollout.groups[2])
+    line = path.read_bytes().splitlines()[1]
+    row = DecodedRow(2, line, MediaFolder(path))
+    view = row.view()
+    shown = [[image.width for image in turn.images] for turn in view.sequences[0].turns]
+    assert shown[:2] == [[56], [56, 56]]
+    assert view.images == 2
+    kind, data = row.image(view.sequences[0].turns[1].images[1].number)
+    assert (kind, data) == ("image/png", build_image(*TALL))
+
+
 async def test_an_environment_in_a_worker_shows_images(loaded):
     generator, tokenizer, images = loaded
     codec = ChatText.from_tokenizer(tokenizer, images=images)
-    async with spawn_environment(f"{__name__}:Gallery", in_process=True) as world:
+    async with spawn_environment(f"{__name__}:Gallery") as world:
         rollout = await play(generator, codec, world)
     assert [len(turn) for turn in rollout.groups[2].trajectories[1].images] == [1, 2]
 
