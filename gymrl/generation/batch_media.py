@@ -49,10 +49,16 @@ def images_of(data: Mapping[str, Any], count: int, config: MediaConfig) -> list[
                     f"sample {sample} of the batch has {name}; images alone can be shown",
                     param=name,
                 )
-    return [
-        [_image(value, sample, config) for value in _as_list(entry)]
-        for sample, entry in enumerate(_entries(data, "vllm_images", count))
-    ]
+    # Rows that are attempts at one prompt have the same objects: each is read once.
+    known: dict[int, EncodedImage] = {}
+    images: list[list[EncodedImage]] = []
+    for sample, entry in enumerate(_entries(data, "vllm_images", count)):
+        values = _as_list(entry)
+        for value in values:
+            if id(value) not in known:
+                known[id(value)] = _image(value, sample, config)
+        images.append([known[id(value)] for value in values])
+    return images
 
 
 def _entries(data: Mapping[str, Any], name: str, count: int) -> list[Any]:

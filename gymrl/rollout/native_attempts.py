@@ -23,6 +23,7 @@ from gymrl.errors import (
 )
 from gymrl.gym.client import failure_of
 from gymrl.rollout.episode import Episode, EpisodeRules
+from gymrl.rollout.native_images import LONGEST_DELAY_S
 from gymrl.types import Failure, FailureKind, Trajectory
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from gymrl.rollout.native_rows import NativeConfig, NativeSample
     from gymrl.rollout.native_steps import EnvironmentSet, GeneratorPool
     from gymrl.rollout.native_text import TextCodec
-
-LONGEST_DELAY_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

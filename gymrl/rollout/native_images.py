@@ -38,6 +38,7 @@ MAX_LOADS = 8
 """Prompts, or images of one message, that are read at a time."""
 
 LONGEST_DELAY_S = 30.0
+"""Between two tries at what the fleet failed."""
 
 Images = tuple[ConversationImage, ...]
 

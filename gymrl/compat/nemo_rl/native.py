@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
 import torch
 
 from gymrl.compat.nemo_rl.media import has_image_processor, pack_media
@@ -237,8 +239,10 @@ async def _play(
     *,
     deduplicates: bool,
 ) -> NativeRollout:
-    prompts = _prompts(input_batch, config)
-    images = image_format_of(tokenizer, is_needed=any(map(has_images, prompts)))
+    # Pictures are encoded and processors tried out, which takes its time.
+    prompts = await anyio.to_thread.run_sync(_prompts, input_batch, config)
+    has_any = any(map(has_images, prompts))
+    images = await anyio.to_thread.run_sync(partial(image_format_of, tokenizer, is_needed=has_any))
     media = None if images is None else PolicyMedia(tokenizer, deduplicates=deduplicates)
     inner = tokenizer.tokenizer if has_image_processor(tokenizer) else tokenizer
     return await run_native_rollout(
