@@ -11,12 +11,13 @@ import os
 from gymrl.errors import ConfigError
 
 
-def read_api_key(variable: str | None, setting: str) -> str | None:
+def read_api_key(variable: str | None, setting: str, told_as: str | None = None) -> str | None:
     """The key in an environment variable of this process.
 
     Args:
         variable: Its name; None: no key.
         setting: The configuration's field or the command's option that names the variable.
+        told_as: What errors call the two; None: the setting, then the variable.
 
     Raises:
         ConfigError: It is not set, empty, or holds what no HTTP header may; the key is not shown.
@@ -24,7 +25,7 @@ def read_api_key(variable: str | None, setting: str) -> str | None:
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
-    named = f"{setting} {variable}" if setting.startswith("--") else f"{setting}={variable!r}"
+    named = told_as or f"{setting} {variable}"
     if not key:
         raise ConfigError(
             f"{named}: the variable is not set, or empty, in the process that calls the servers; "

@@ -9,9 +9,9 @@ import anyio
 from rich.markup import escape
 from rich.table import Table
 
+from gymrl.api_keys import read_api_key
 from gymrl.cli.consoles import configure_logging, error_console, output_console
 from gymrl.errors import ConfigError
-from gymrl.gym.policy_key import read_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -57,7 +57,7 @@ def check_setup(
         raise ConfigError(
             "--api-key-env names the key of a server: add its --base-url", setting="--api-key-env"
         )
-    key = read_key(api_key_env, "--api-key-env")
+    key = read_api_key(api_key_env, "--api-key-env")
     configure_logging(error_console(), verbose=False)
     console = output_console()
     findings: list[Finding] = []

@@ -9,6 +9,7 @@ import msgspec
 import typer
 import yaml
 
+from gymrl.api_keys import read_api_key
 from gymrl.cli import interrupt
 from gymrl.cli.consoles import configure_logging, error_console, output_console
 from gymrl.cli.discovery import served_model_name
@@ -31,7 +32,6 @@ from gymrl.evaluation import (
 )
 from gymrl.evaluation.journal import METRICS_FILE, PLAN_FILE, read_plan, write_whole
 from gymrl.evaluation.markdown import comparison_markdown, report_markdown
-from gymrl.gym.policy_key import read_key
 
 if TYPE_CHECKING:
     from gymrl.cli.progress import Display
@@ -176,7 +176,7 @@ def key_from(variable: str | None) -> str | None:
     Raises:
         ConfigError: It is not set, empty, or cannot be sent.
     """
-    return read_key(variable, "--api-key-env")
+    return read_api_key(variable, "--api-key-env")
 
 
 def plan_command(options: PlanOptions, output: Path | None) -> int:

@@ -10,6 +10,7 @@ import anyio.to_thread
 import msgspec
 import typer
 
+from gymrl.api_keys import read_api_key
 from gymrl.benchmark import RunTally
 from gymrl.cli import interrupt
 from gymrl.cli.consoles import configure_logging, error_console, output_console
@@ -20,7 +21,6 @@ from gymrl.cli.report import print_summary
 from gymrl.concurrency import closing_stream
 from gymrl.errors import ConfigError, GymrlError
 from gymrl.generation.models import resolve_model
-from gymrl.gym.policy_key import read_key
 from gymrl.records import RecordWriter, RunRecord, config_digest
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.types import Failure
@@ -133,7 +133,7 @@ class _Run:
     async def _completed_config(self) -> RolloutConfig:
         config = self.plan.config
         if self.plan.asks_model_name:
-            key = read_key(config.gym.api_key_env, "--api-key-env")
+            key = read_api_key(config.gym.api_key_env, "--api-key-env")
             name = await served_model_name(config.gym.base_urls[0], key)
             gym = msgspec.structs.replace(config.gym, model_name=name)
             config = msgspec.structs.replace(config, gym=gym)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import msgspec
 import typer
 
 from gymrl.actors import spawn
+from gymrl.api_keys import read_api_key
 from gymrl.benchmark.serving import serve_benchmark
 from gymrl.benchmark.tasks import TaskRunner
 from gymrl.cli.plan import parse_params
@@ -57,7 +57,7 @@ def overrides_of(options: ServeBenchmarkOptions, base_urls: list[str]) -> dict[s
 
     Raises:
         ConfigError: A parameter is malformed or stands in another's way, or the variable of the
-            key is not set.
+            key is not set, or holds what no HTTP header may.
     """
     overrides: dict[str, Any] = {}
     for key, value in parse_params(options.params).items():
@@ -70,13 +70,8 @@ def overrides_of(options: ServeBenchmarkOptions, base_urls: list[str]) -> dict[s
         node[last] = value
     overrides["policy_base_url"] = base_urls[0] if len(base_urls) == 1 else base_urls
     overrides["policy_model_name"] = options.model_name
-    if options.api_key_variable is not None:
-        secret = os.environ.get(options.api_key_variable)
-        if not secret:
-            raise ConfigError(
-                f"--api-key-env {options.api_key_variable}: the variable is not set",
-                setting="--api-key-env",
-            )
+    secret = read_api_key(options.api_key_variable, "--api-key-env")
+    if secret is not None:
         overrides["policy_api_key"] = secret
     return overrides
 

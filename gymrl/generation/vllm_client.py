@@ -75,7 +75,9 @@ class VllmClient:
 
     def __init__(self, api_key_env: str | None = None) -> None:
         self._api_key_env = api_key_env
-        self._key = read_api_key(api_key_env, "vllm.api_key_env")
+        self._key = read_api_key(
+            api_key_env, "vllm.api_key_env", f"vllm.api_key_env={api_key_env!r}"
+        )
         self._session = aiohttp.ClientSession(
             headers=authorization(self._key),
             # A connection a call: servers drop idle ones without a word, and a call that is lost

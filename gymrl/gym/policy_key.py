@@ -1,4 +1,4 @@
-"""The key that policy servers ask for: who reads it, who sends it, who hears that it is refused.
+"""The key that policy servers ask for: who sends it, who hears that it is refused.
 
 It comes from an environment variable of the process that calls the servers. Configurations,
 records and command lines hold the variable's name.
@@ -6,13 +6,13 @@ records and command lines hold the variable's name.
 
 from __future__ import annotations
 
-import os
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 
+from gymrl.api_keys import authorization
 from gymrl.errors import ConfigError, RolloutFailure
 from gymrl.gym.client import HttpAnswer, HttpPool
 from gymrl.gym.health import PROBE_INTERVAL_S
@@ -22,34 +22,6 @@ if TYPE_CHECKING:
 
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _SHOWN_CHARS = 200
-
-
-def read_key(variable: str | None, setting: str) -> str | None:
-    """The key in an environment variable.
-
-    Args:
-        variable: Its name; None: no key.
-        setting: What names the variable, for errors.
-
-    Raises:
-        ConfigError: It is not set, empty, or holds what no HTTP header may.
-    """
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ConfigError(
-            f"{setting} {variable}: the variable is not set, or empty, in the process that calls "
-            "the servers; export it where gymrl is started",
-            setting=setting,
-        )
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(
-            f"{setting} {variable}: what the variable holds can't be sent in an HTTP header; it is "
-            "not shown here",
-            setting=setting,
-        )
-    return key
 
 
 def without_key(environment: Mapping[str, str], variable: str | None) -> dict[str, str]:
@@ -65,7 +37,7 @@ class KeyedPool(HttpPool):
     """
 
     def __init__(self, key: str | None) -> None:
-        super().__init__(headers={} if key is None else {"Authorization": f"Bearer {key}"})
+        super().__init__(headers=authorization(key))
         self._key = key
 
     async def _request(self, method: str, url: str, **arguments: Any) -> HttpAnswer:

@@ -14,6 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from gymrl.actors import Actor
+from gymrl.api_keys import read_api_key
 from gymrl.concurrency import close_within
 from gymrl.config import GymConfig  # noqa: TC001 - actors read annotations at run time
 from gymrl.errors import ServerError
@@ -21,7 +22,7 @@ from gymrl.gym.client import GymClient, HttpPool
 from gymrl.gym.episode import DecodeFunction, EpisodeOptions
 from gymrl.gym.health import check_alive, wait_for_registry
 from gymrl.gym.ledger import open_ledgers
-from gymrl.gym.policy_key import KeyedPool, read_key
+from gymrl.gym.policy_key import KeyedPool
 from gymrl.gym.registry import RouteTable, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
 from gymrl.gym.row_images import ImageReader
@@ -62,7 +63,7 @@ class GymService(Actor):
             UnsupportedOptionError: The processor can't be used for images.
         """
         self._config = config
-        self._key = read_key(config.api_key_env, "gym.api_key_env")
+        self._key = read_api_key(config.api_key_env, "gym.api_key_env")
         self._decode = await _decoder(config)
         self._images = await _image_reader(config)
         self._pool: HttpPool | None = None
