@@ -96,7 +96,8 @@ def _without_routes(item: msgspec.Raw) -> msgspec.Raw:
     if _ROUTES not in bytes(item):
         return item
     fields = msgspec.json.decode(item, type=dict[str, msgspec.Raw])
-    fields.pop("routed_experts", None)
+    if is_null(fields.pop("routed_experts", _ABSENT)):
+        return item
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
