@@ -134,8 +134,7 @@ async def _wait_for_models(pool: HttpPool, base_url: str, heard: dict[str, str])
     """
     url = f"{base_url.rstrip('/')}/models"
     while True:
-        heard[base_url] = f"no answer within {_PROBE_TIMEOUT_S:g} s"
-        with anyio.move_on_after(_PROBE_TIMEOUT_S):
+        with anyio.move_on_after(_PROBE_TIMEOUT_S) as probe:
             try:
                 answer = await pool.get(url)
             except (GymTransportError, GymRequestError) as error:
@@ -150,4 +149,6 @@ async def _wait_for_models(pool: HttpPool, base_url: str, heard: dict[str, str])
                 if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                     heard[base_url] = ""
                     return
+        if probe.cancelled_caught:
+            heard[base_url] = f"no answer within {_PROBE_TIMEOUT_S:g} s"
         await anyio.sleep(PROBE_INTERVAL_S)
