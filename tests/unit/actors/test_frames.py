@@ -199,7 +199,7 @@ def test_a_link_that_ends_inside_a_frame_is_told_from_a_clean_end(cut):
     assert error.expected in (None, len(data))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_mutated_and_truncated_frames_give_typed_errors_only(data):
     frame = bytearray(written({"a": [1, "two", b"three"], "n": np.arange(5)}, "next"))

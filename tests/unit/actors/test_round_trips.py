@@ -80,7 +80,7 @@ def bits(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(values, st.integers(1, 300))
 def test_values_come_back_to_the_last_bit_in_any_pieces(value, piece):
     assert bits(crossed(value, piece=piece)) == bits(value)
@@ -165,7 +165,7 @@ def test_nesting_that_fits_comes_back(depth, in_dicts):
     assert crossed(value) == value
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(2000, 60_000), st.booleans())
 def test_nesting_that_does_not_fit_is_refused_without_a_crash(depth, in_dicts):
     value: Any = 1.5

@@ -88,7 +88,7 @@ def test_five_megabytes_of_arguments_are_read():
 
 
 @given(st.text(alphabet='<>/_{}":,[]tolcaname arguments\n', max_size=200))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_no_text_makes_the_parsers_raise(text):
     content, calls = parse_hermes(text)
     assert calls or content == text

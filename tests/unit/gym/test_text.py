@@ -20,7 +20,7 @@ def own(tokenizer, spans):
     return [tokenizer.decode(ids, skip_special_tokens=False) for ids in spans]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(st.integers(0, REAL.get_vocab_size() + 50), max_size=30), max_size=3))
 def test_any_ids_decode_as_the_tokenizer_decodes_them(spans):
     assert DECODE(spans) == own(REAL, spans)

@@ -173,7 +173,7 @@ def test_an_image_without_its_pixels_has_a_header_and_is_found_out_when_it_is_op
         open_image(image)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_bytes_that_are_damaged_anywhere_are_an_image_or_a_media_error(data):
     whole = data.draw(st.sampled_from(IN_EVERY_FORMAT))

@@ -67,7 +67,7 @@ def test_nested_lists_read_like_the_envelope_of_the_same_routes(case):
     assert decode_routes(rows, dtype).dtype.name == dtype
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(nested_routes(), st.integers(0, 8))
 def test_the_last_rows_alone_are_those_of_the_whole(case, first):
     rows, dtype = case
@@ -78,7 +78,7 @@ def test_the_last_rows_alone_are_those_of_the_whole(case, first):
         assert last.tolist() == rows[first:]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(nested_routes(), st.data())
 def test_a_damaged_envelope_never_reads_as_other_routes_of_another_size(case, data):
     rows, dtype = case
@@ -89,7 +89,7 @@ def test_a_damaged_envelope_never_reads_as_other_routes_of_another_size(case, da
         decode_routes(text[:cut])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(st.text(max_size=40) | st.binary(max_size=40))
 def test_what_is_no_envelope_is_refused_with_one_error_type(value):
     with pytest.raises(RouteFormatError):
