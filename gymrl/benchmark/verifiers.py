@@ -94,8 +94,9 @@ def load_verifiers(name: str, *, num_tasks: int, seed: int, params: dict[str, An
         "arguments": arguments,
         "python": python,
         "model_server": {"type": "responses_api_models", "name": POLICY_MODEL},
-        **{key: params[key] for key in ("rollout_timeout_s",) if key in params},
     }
+    if "rollout_timeout_s" in params:
+        agent["rollout_timeout_s"] = params["rollout_timeout_s"]
     return Benchmark(
         name=name,
         description=f"the environment {environment} of verifiers",

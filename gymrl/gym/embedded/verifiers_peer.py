@@ -172,6 +172,7 @@ class V1:
         self._context = importlib.import_module("verifiers.v1.clients").ModelContext
         configs = importlib.import_module("verifiers.v1.configs.client")
         self._client_config = configs.EvalClientConfig
+        self._sampling_config = importlib.import_module("verifiers.v1.types").SamplingConfig
         self._serving: Any = None
 
     def _role(self, taskset: str, role: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -179,13 +180,11 @@ class V1:
 
         The package's own choices are a sandbox of its makers' service, and a harness with a shell.
         """
-        loaders = self._package
-        harness = dict(spec.get("harness") or {"id": loaders.default_harness_id(taskset)})
+        harness = dict(spec.get("harness") or {"id": self._package.default_harness_id(taskset)})
         if "harness" not in spec and harness["id"] == "bash":
             harness = {"id": "null"}
-        runs_code = loaders.load_harness(
-            loaders.harness_config_type(harness["id"]).model_validate(harness)
-        ).EXECUTES_CODE
+        config = self._package.harness_config_type(harness["id"]).model_validate(harness)
+        runs_code = self._package.load_harness(config).EXECUTES_CODE
         if runs_code and "runtime" not in spec:
             raise RuntimeError(
                 f"the harness {harness['id']!r} of {role!r} runs what the model writes; say where: "
@@ -211,12 +210,8 @@ class V1:
         data = self._data_class.model_validate(request["task"])
         task = self._task_class(data, self._env.config.taskset.task)
         client = self._client_config(base_url=request["base_url"], api_key_var=API_KEY_VARIABLE)
-        sampling = importlib.import_module("verifiers.v1.types").SamplingConfig
-        context = self._context(
-            model=request["model"],
-            client=client,
-            sampling=sampling.model_validate(request["sampling"]),
-        )
+        sampling = self._sampling_config.model_validate(request["sampling"])
+        context = self._context(model=request["model"], client=client, sampling=sampling)
         episode = await self._env.run_episode(task, context)
         if not episode.ok:
             raise _v1_error(episode)
@@ -383,7 +378,7 @@ async def serve(request: dict[str, Any], path: str) -> None:
 
 def main(mode: str, request_path: str, target: str) -> None:
     """``tasks REQUEST ANSWER`` or ``serve REQUEST SOCKET``; paths of JSON files and of a socket."""
-    # An environment that prints must not end for want of a reader.
+    # Clients of verifiers demand a key; the policy's server asks for none.
     os.environ.setdefault(API_KEY_VARIABLE, "none")
     sys.path.append(os.getcwd())
     with open(request_path, encoding="utf-8") as file:
