@@ -27,6 +27,11 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 NOT_NOW = frozenset({408, 429})
 CHUNK_BYTES = 64 << 10
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""All of IPv6 that is given out to the public (RFC 4291); `ipaddress` takes more for global."""
+
+_SPECIAL = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("3fff::/20"))
+"""Special-purpose ranges that `ipaddress` takes for global in some releases of Python."""
 
 
 async def fetch(url: str, config: MediaConfig) -> bytes:
@@ -183,15 +188,12 @@ def check_address(host: str, address: str, config: MediaConfig) -> None:
 
 
 def _is_public(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    inner: list[ipaddress.IPv4Address | None] = []
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
-        if ip in _NAT64:
-            inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF))
         if ip.ipv4_mapped is not None:
             return _is_public(ip.ipv4_mapped)
-    return (
-        ip.is_global
-        and not ip.is_multicast
-        and all(address is None or _is_public(address) for address in inner)
-    )
+        if ip in _NAT64:
+            return _is_public(ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF))
+        inner = (ip.sixtofour, *(ip.teredo or ()))
+        if ip not in _GLOBAL_UNICAST or not all(_is_public(a) for a in inner if a is not None):
+            return False
+    return ip.is_global and not ip.is_multicast and not any(ip in net for net in _SPECIAL)

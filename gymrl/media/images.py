@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gymrl.errors import ConfigError
+from gymrl.errors import ConfigError, MediaError
 from gymrl.media.sources import refused, too_large
 
 if TYPE_CHECKING:
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """What is read, by Pillow's names. Few decoders, so that few meet untrusted bytes."""
+
+_MEDIA_TYPES = {"MPO": "image/jpeg"}
+"""MPO is what Pillow calls a JPEG with another picture behind it, as many phones write them."""
+
+_WIDE_MODES = ("I", "F")
+"""What the modes of more than 8 bits a channel begin with: ``I``, ``I;16``, ``F``."""
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
 _ORIENTATION = 0x0112
@@ -65,7 +71,7 @@ def inspect_image(data: bytes, config: MediaConfig, *, source: str = "") -> Enco
     if len(data) > config.max_image_bytes:
         raise too_large(source, len(data), config)
     with _opened(data, source, config.max_image_pixels) as image:
-        media_type = f"image/{str(image.format).lower()}"
+        media_type = _MEDIA_TYPES.get(str(image.format), f"image/{str(image.format).lower()}")
         width, height = image.size
         if _orientation(image, data) in _SWAPS_AXES:
             width, height = height, width
@@ -80,21 +86,25 @@ def encode_picture(picture: Image.Image, config: MediaConfig) -> EncodedImage:
         config: Holds the limits.
 
     Raises:
-        MediaError: It is over a limit.
+        MediaError: It is over a limit, or has brighter greys than 8 bits can say.
     """
+    source = f"a picture of {picture.size}"
+    _refuse_wide(picture, source)
     kept = picture if picture.mode in _PNG_MODES else picture.convert("RGB")
     file = io.BytesIO()
     kept.save(file, format="PNG", compress_level=1, exif=b"")
-    return inspect_image(file.getvalue(), config, source=f"a picture of {picture.size}")
+    return inspect_image(file.getvalue(), config, source=source)
 
 
 def open_image(encoded: EncodedImage) -> Image.Image:
     """The pixels: RGB, upright, transparent parts on white, the first frame of an animation.
 
-    This is what vLLM's own reader makes of the same bytes.
+    This is what vLLM's own reader makes of the same bytes. Greys of 16 bits it cuts at 255, and a
+    picture of them comes out white; so they are refused.
 
     Raises:
-        MediaError: The pixel data is broken, or the header is not what it was.
+        MediaError: The pixel data is broken, has brighter greys than 8 bits can say, or the header
+            is not what it was.
     """
     from PIL import Image  # noqa: PLC0415 - see the module
 
@@ -102,6 +112,7 @@ def open_image(encoded: EncodedImage) -> Image.Image:
     with _opened(encoded.data, source, encoded.width * encoded.height) as image:
         try:
             image.load()
+            _refuse_wide(image, source)
             upright = _upright(image)
             if upright.mode == "RGB" and "transparency" not in upright.info:
                 pixels = upright.copy()
@@ -111,6 +122,8 @@ def open_image(encoded: EncodedImage) -> Image.Image:
                 pixels.paste(layer, mask=layer.getchannel("A"))
             else:
                 pixels = upright.convert("RGB")
+        except MediaError:
+            raise
         except Exception as error:  # decoders raise nearly anything for broken bytes
             raise refused(source, f"its pixels can't be decoded: {error}") from error
     if pixels.size != (encoded.width, encoded.height):
@@ -120,6 +133,19 @@ def open_image(encoded: EncodedImage) -> Image.Image:
             f"{encoded.width}x{encoded.height}",
         )
     return pixels
+
+
+def _refuse_wide(image: Image.Image, source: str) -> None:
+    """Refuse values that a conversion to 8 bits would cut, instead of scaling them."""
+    if not image.mode.startswith(_WIDE_MODES):
+        return
+    brightest: Any = image.getextrema()[1]  # of one channel, so it is a number
+    if brightest > 255:
+        raise refused(
+            source,
+            f"its greys go up to {brightest:g} (mode {image.mode}), and models read 8 bits, cut at "
+            "255: nearly all of it would be white; scale it to 8 bits",
+        )
 
 
 def _opened(data: bytes, source: str, max_pixels: int) -> Image.Image:

@@ -111,6 +111,20 @@ async def test_a_redirect_does_not_lead_to_a_private_address_another_host_or_a_f
             await load_image(f"{host.url}/loop", config())
 
 
+async def test_an_address_in_another_spelling_is_checked_like_any_other():
+    """A resolver reads 127.1 and 2130706433 as the loopback address, and some clients ask it to."""
+    async with image_host() as host:
+        port = host.url.rpartition(":")[2]
+        for name in ("127.1", "2130706433", "0x7f.1", "127.0.0.01", "0", "::ffff:7f00:1"):
+            shown = f"[{name}]" if ":" in name else name
+            with pytest.raises(MediaError):
+                await load_image(
+                    f"http://{shown}:{port}/red.png",
+                    config(allowed_hosts=(name,), private_hosts=()),
+                )
+        assert host.paths == []
+
+
 async def test_a_host_that_refuses_is_the_rows_fault_and_one_that_is_unwell_is_not():
     async with image_host() as host:
         for status in (404, 403, 410):

@@ -19,6 +19,7 @@ from PIL import Image
 from gymrl.config import MediaConfig
 from gymrl.errors import ConfigError, MediaError
 from gymrl.media import (
+    encode_picture,
     inspect_image,
     is_allowed_source,
     load_image,
@@ -198,6 +199,26 @@ def test_an_image_is_upright_and_its_transparent_parts_are_white():
     assert open_image(clear).getpixel((0, 0)) == (255, 255, 255)
 
 
+def test_greys_of_16_bits_are_refused_where_they_would_come_out_white():
+    """Pillow cuts them at 255, and so does every reader built on it; small ones are kept."""
+    bright = Image.fromarray(np.full((3, 2), 30000, dtype=np.uint16))
+    with pytest.raises(MediaError, match="up to 30000"):
+        open_image(inspect_image(encoded(bright), DATA_ONLY))
+    with pytest.raises(MediaError, match="up to 30000"):
+        encode_picture(bright, DATA_ONLY)
+    dark = Image.fromarray(np.full((3, 2), 30, dtype=np.uint16))
+    assert open_image(inspect_image(encoded(dark), DATA_ONLY)).getpixel((0, 0)) == (30, 30, 30)
+    assert open_image(encode_picture(dark, DATA_ONLY)).getpixel((0, 0)) == (30, 30, 30)
+
+
+def test_a_jpeg_with_a_second_picture_behind_it_is_a_jpeg():
+    """As phones write them; Pillow calls it MPO, which no model server and no browser knows."""
+    two = encoded(NOISE, "MPO", save_all=True, append_images=[NOISE])
+    image = inspect_image(two, DATA_ONLY)
+    assert (image.media_type, image.width, image.height) == ("image/jpeg", 9, 7)
+    assert open_image(image).size == (9, 7)
+
+
 async def test_a_file_is_read_below_a_named_directory_and_nowhere_else(tmp_path):
     allowed = tmp_path / "images"
     allowed.mkdir()
@@ -237,6 +258,12 @@ async def test_a_file_is_read_below_a_named_directory_and_nowhere_else(tmp_path)
         "::ffff:127.0.0.1",
         "64:ff9b::7f00:1",
         "2002:7f00:1::",
+        "::7f00:1",
+        "::ffff:0:7f00:1",
+        "fec0::1",
+        "64:ff9b:1::1",
+        "3fff::1",
+        "192.0.0.8",
     ],
 )
 def test_an_address_that_is_not_public_is_refused_unless_its_host_is_named(address):
@@ -251,6 +278,7 @@ def test_a_public_address_is_fine():
     config = MediaConfig(schemes=("http",), allowed_hosts=("cats.org",))
     check_address("cats.org", "93.184.216.34", config)
     check_address("cats.org", "2606:2800:220:1:248:1893:25c8:1946", config)
+    check_address("cats.org", "64:ff9b::808:808", config)
 
 
 @pytest.mark.parametrize(
