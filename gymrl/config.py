@@ -532,6 +532,9 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         worker_restarts: Deaths of worker processes that are answered with a restart. Workers that
             die together cost one, and a restarted worker that finishes a row gives back what its
             deaths have cost. 0: the first death ends the run.
+        heartbeat_timeout_s: A worker process that lives, but whose event loop shows nothing for so
+            long (it is stopped, or stuck in a call that blocks), is killed and counts as dead. One
+            that computes is given four times as long. None: it is waited for.
     """
 
     generation: GenerationConfig | None = None
@@ -549,6 +552,7 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_data_attempts: int = 2
     retry_delay_s: float = 0.5
     worker_restarts: int = 3
+    heartbeat_timeout_s: float | None = 300.0
 
     def __post_init__(self) -> None:
         require(self.num_workers > 0, "num_workers", self.num_workers, "must be positive")
@@ -589,7 +593,7 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             self.in_process,
             "one process has one worker: use one shard with one replica",
         )
-        for setting in ("no_progress_timeout_s", "group_timeout_s"):
+        for setting in ("no_progress_timeout_s", "group_timeout_s", "heartbeat_timeout_s"):
             seconds = getattr(self, setting)
             require(
                 seconds is None or seconds > 0, setting, seconds, "must be positive, or left out"

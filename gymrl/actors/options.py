@@ -23,8 +23,9 @@ class SpawnOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True
         segment_bytes: Messages at least this large go through shared memory on one node.
         max_segment_bytes: Shared memory of one direction of a link; above it messages go inline.
         heartbeat_timeout_s: A worker process whose event loop shows nothing for so long, once its
-            set-up is done, is killed, and what it had under way fails. Choose it longer than any
-            call keeps the loop busy. None: a worker that is stopped or stuck is waited for.
+            set-up is done, is killed, and what it had under way fails. One that computes, or waits
+            for a processor or the disk, is given four times as long. Choose it longer than any
+            call blocks the loop. None: a worker that is stopped or stuck is waited for.
         keepalive_s: On links to other nodes: how often the client shows that it is there.
         expiry_s: On links to other nodes: a peer that shows nothing for so long is gone.
         env: Environment variables to set in the child, beside the driver's own. They are kept out

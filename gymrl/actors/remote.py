@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from gymrl.actors import messages
+from gymrl.actors.activity import ProcessActivity
 from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.channel import Channel
 from gymrl.actors.codec import RoundTrip
@@ -140,10 +141,17 @@ class ProcessHandle(ActorHandle):
             if not channel.is_lost:
                 channel.send(messages.Ping(0))
 
-        if await fell_silent(channel, seconds, self._link_lost, beat) and self._closing is None:
+        is_silent = await fell_silent(
+            channel,
+            seconds,
+            self._link_lost,
+            beat,
+            is_computing=ProcessActivity(process.pid).is_computing,
+        )
+        if is_silent and self._closing is None:
             self._reason = (
-                f" because its event loop showed nothing for {seconds:g} s "
-                "(SpawnOptions.heartbeat_timeout_s): it is stopped, or stuck in a call that blocks"
+                f" because its event loop showed nothing for heartbeat_timeout_s={seconds:g} s: it "
+                "is stopped, or stuck in a call that blocks"
             )
             logger.error("%s (process %d) is killed%s", self.name, process.pid, self._reason)
             process.kill()

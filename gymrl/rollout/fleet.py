@@ -209,7 +209,10 @@ class Fleet:
 
     async def _spawn(self, label: str, actor: type[Actor], settings: Any) -> ActorHandle:
         options = SpawnOptions(
-            name=label, start_timeout_s=self._config.start_timeout_s, stream_window=_STREAM_WINDOW
+            name=label,
+            start_timeout_s=self._config.start_timeout_s,
+            stream_window=_STREAM_WINDOW,
+            heartbeat_timeout_s=self._config.heartbeat_timeout_s,
         )
         try:
             return await spawn(

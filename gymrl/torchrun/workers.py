@@ -85,7 +85,11 @@ class NodeWorkers:
         return handle
 
     async def _open(self, label: str, actor: type[Actor], config: Any) -> ActorHandle:
-        options = SpawnOptions(name=label, start_timeout_s=self._rollout.start_timeout_s)
+        options = SpawnOptions(
+            name=label,
+            start_timeout_s=self._rollout.start_timeout_s,
+            heartbeat_timeout_s=self._rollout.heartbeat_timeout_s,
+        )
         in_process = self._rollout.in_process
         handle = await spawn(actor, in_process=in_process, options=options, config=config)
         self._workers[label] = handle

@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 
 import anyio
@@ -109,6 +110,8 @@ class FakeWorker(Actor):
             sys.stderr.write("the worker's last words\n")
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
+        if attempt <= fake.get("block_times", 0):
+            time.sleep(300)
         if "raise" in fake:
             raise KeyError(fake["raise"])
         if attempt <= fake.get("fail_times", 0):
