@@ -14,10 +14,12 @@ What holds depends on what the machine permits; :attr:`Execution.isolation` says
 
 ``process`` (neither is permitted):
     Limits on time, memory, file size and open files hold, and no process is left behind. Sockets,
-    subprocesses and native calls are refused by an audit hook inside the interpreter. That stops
-    ordinary code; a program bent on it can get around the hook. It can read and write what the
-    calling user may. Don't run code of unknown origin this way; ``isolation="namespaces"`` refuses
-    to.
+    subprocesses, signals to processes and native calls are refused by an audit hook inside the
+    interpreter. That stops ordinary code; a program bent on it can get around the hook. What the
+    kernel refuses it can't get around: with Landlock (Linux from 5.13 on) writes outside of the
+    working directory, from 6.7 on also TCP, from 6.12 on also signals to processes outside. It can
+    read what the calling user may, and without Landlock write it. Don't run code of unknown origin
+    this way; ``isolation="namespaces"`` refuses to.
 
 None of this is a virtual machine: the program talks to the same kernel.
 """

@@ -1,5 +1,6 @@
 """Model-written Python in real processes: every limit is reached, and nothing is left behind."""
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -251,6 +252,47 @@ async def test_files_outside_cannot_be_written_where_namespaces_are_permitted(tm
     if run.isolation != "process":
         assert not run.ok
         assert not target.exists()
+
+
+async def test_a_program_without_namespaces_writes_only_where_the_kernel_lets_it(tmp_path):
+    target = tmp_path / "outside"
+    run = await execute(
+        "open('mine', 'w').write('x'); open('mine', 'a').write('y'); print(open('mine').read())\n"
+        "open('/dev/null', 'w').write('x')\n"
+        f"open({str(target)!r}, 'w').write('x')",
+        "process",
+    )
+
+    assert run.stdout == "xy\n", run
+    assert target.exists() != landlock_is_there()
+    assert run.ok != landlock_is_there()
+
+
+def landlock_is_there() -> bool:
+    """Whether this machine's kernel can refuse writes of a process that has no namespaces."""
+    return ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint(1)) >= 1
+
+
+@ISOLATIONS
+async def test_a_program_signals_no_process_of_the_callers(isolation):
+    """``os.kill(-1, 9)`` in a program without namespaces would end all that its user runs."""
+    bystander = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        run = await execute(
+            f"import os, signal, sys\npid = {bystander.pid}\n"
+            "ways = [lambda: os.kill(pid, 9), lambda: os.killpg(os.getpgid(pid), 9),\n"
+            "        lambda: signal.pidfd_send_signal(os.pidfd_open(pid), 9),\n"
+            "        lambda: sys.modules['_signal'].pidfd_send_signal(os.pidfd_open(pid), 9)]\n"
+            "for way in ways:\n"
+            "    try:\n        way()\n        print('killed')\n"
+            "    except (OSError, AttributeError):\n        print('refused')\n",
+            isolation,
+        )
+        assert run.stdout == "refused\n" * 4, run
+        assert bystander.returncode is None
+    finally:
+        bystander.kill()
+        await bystander.aclose()
 
 
 async def test_many_programs_run_at_a_time_and_share_nothing():
