@@ -158,7 +158,7 @@ class TaskRunner:
             )
         chosen = self._claim(rollout_id)
         try:
-            async with HttpPool() as pool:
+            async with HttpPool(reuses_connections=False) as pool:
                 table = await self._routes(pool)
                 attempts = [
                     self._attempt(task_id, row, index, chosen, num_repeats)

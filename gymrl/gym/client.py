@@ -74,19 +74,27 @@ class HttpPool:
     Args:
         connect_timeout_s: For a TCP connection to be made.
         headers: Sent with every request.
+        reuses_connections: False: each request has a connection of its own. A server that answers
+            twice, or late, then can't have its answer taken for that of another request.
     """
 
     def __init__(
-        self, connect_timeout_s: float = 30.0, headers: Mapping[str, str] | None = None
+        self,
+        connect_timeout_s: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+        *,
+        reuses_connections: bool = True,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._headers = dict(headers or {})
+        self._reuses_connections = reuses_connections
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         # Servers commonly drop idle connections after 5 s; a shorter life here keeps a request
         # from being written to a connection that is being closed.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+        life = {"keepalive_timeout": 3.0} if self._reuses_connections else {"force_close": True}
+        connector = aiohttp.TCPConnector(limit=0, **life)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=self._headers,

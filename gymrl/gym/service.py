@@ -90,7 +90,8 @@ class GymService(Actor):
         if self._pool is not None:
             raise ServerError("this worker is spun up already; shut it down first")
         _allow_open_files()
-        self._pool = HttpPool()
+        # A row's answer must be its own, whatever an agent sends besides.
+        self._pool = HttpPool(reuses_connections=False)
         self._policy_pool = KeyedPool(self._key)
         try:
             await self._pool.__aenter__()
