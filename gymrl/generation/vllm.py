@@ -273,15 +273,15 @@ class VllmGenerator:
                 f"the engine's weight transfer is {backend or 'off'}; start it with vllm."
                 f"engine_args: {{weight_transfer_config: {{backend: {source.backend}}}}}"
             )
-        offered = source.offered()
+        offered, init_info = source.offered(), source.for_engine(0, 1).init_info
         with anyio.CancelScope(shield=True):
             manifest = await anyio.to_thread.run_sync(self._known_manifest)
             if offered is not None:
                 manifest.check(offered)
-            if self._transfer != source.init_info:
+            if self._transfer != init_info:
                 self._transfer = None
-                await self._engine.init_transfer(source.init_info)
-                self._transfer = source.init_info
+                await self._engine.init_transfer(init_info)
+                self._transfer = init_info
         await self._switch(lambda: self._receive(source, version), pause)
         self._took(version, None, None)
 

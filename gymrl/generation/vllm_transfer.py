@@ -18,11 +18,16 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.distributed.weight_transfer.ipc_engine import (
+    IPCWeightTransferEngine,
+    IPCWeightTransferUpdateInfo,
+)
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
 
+from gymrl.generation.cuda_handles import from_plain, to_arguments
 from gymrl.generation.weight_transfer import as_bytes, broadcast, join
 
 if TYPE_CHECKING:
@@ -31,10 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not checked
-    """Where the trainer is; see :class:`~gymrl.generation.weight_transfer.WeightSender`."""
+    """Where the trainer is; see :class:`~gymrl.generation.weight_transfer.Meeting`."""
 
     host: str
     port: int
+    world_size: int
+    first_rank: int
     num_workers: int
     timeout_s: float
 
@@ -61,7 +68,9 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
         """Join the trainer's group; blocks until every worker has."""
         parallel = self.parallel_config
         if parallel.data_parallel_size > 1:
-            raise ValueError("gymrl_gloo sends to one engine; give each data-parallel rank its own")
+            raise ValueError(
+                "gymrl_gloo sends to whole engines; start one for each data-parallel rank"
+            )
         if init_info.num_workers != parallel.world_size:
             raise ValueError(
                 f"the engine has {parallel.world_size} workers, the sender was made for "
@@ -74,7 +83,8 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
             is_master=False,
             timeout=timedelta(seconds=init_info.timeout_s),
         )
-        self._group = join(store, parallel.rank + 1, init_info.num_workers + 1, init_info.timeout_s)
+        rank = init_info.first_rank + parallel.rank
+        self._group = join(store, rank, init_info.world_size, init_info.timeout_s)
 
     def start_weight_update(self) -> None:
         """Nothing yet: the model is touched when everything is here."""
@@ -106,3 +116,31 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
     def shutdown(self) -> None:
         """Leave the group."""
         self._group = None
+
+
+class IpcTransferEngine(IPCWeightTransferEngine):  # type: ignore[misc]  # as above
+    """vLLM's engine of the name ``ipc``, told in plain data where tensors are, not by pickles."""
+
+    def parse_update_info(self, update_dict: dict[str, Any]) -> IPCWeightTransferUpdateInfo:
+        """From what :class:`~gymrl.generation.gpu_transfer.IpcSender` describes.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        return ipc_update(update_dict)
+
+
+def ipc_update(update_info: dict[str, Any]) -> IPCWeightTransferUpdateInfo:
+    """What vLLM makes of it.
+
+    Raises:
+        ValueError: There are no handles, or not one for every tensor.
+    """
+    fields = dict(update_info)
+    handles = from_plain(fields.pop("handles", None))
+    return IPCWeightTransferUpdateInfo(
+        **fields,
+        ipc_handles=[
+            {uuid: to_arguments(handle) for uuid, handle in by_gpu.items()} for by_gpu in handles
+        ],
+    )

@@ -13,13 +13,16 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from gymrl.generation.weights import GLOO_BACKEND
+from gymrl.generation.weights import GLOO_BACKEND, IPC_BACKEND
 
 logger = logging.getLogger(__name__)
 
 # Imported only by workers of an engine that is started with it.
 WeightTransferEngineFactory.register_engine(
     GLOO_BACKEND, "gymrl.generation.vllm_transfer", "GlooTransferEngine"
+)
+WeightTransferEngineFactory.register_engine(
+    IPC_BACKEND, "gymrl.generation.vllm_transfer", "IpcTransferEngine"
 )
 
 

@@ -32,7 +32,13 @@ from gymrl.errors import WeightUpdateError
 from gymrl.generation.base import Generator
 
 GLOO_BACKEND = "gymrl_gloo"
-"""What an engine's ``weight_transfer_config`` calls gymrl's own backend."""
+"""What an engine's ``weight_transfer_config`` calls gymrl's backend for CPUs and ordinary networks."""
+
+IPC_BACKEND = "gymrl_ipc"
+"""The same for tensors of a GPU that trainer and engine share; they are not copied."""
+
+NCCL_BACKEND = "nccl"
+"""The same for GPUs that trainer and engine have to themselves; it is vLLM's own."""
 
 INITIAL_VERSION = "0"
 """Version of the weights that a generator was started with."""
@@ -115,25 +121,47 @@ class TensorWeights(msgspec.Struct, frozen=True, kw_only=True, tag="tensors"):
 
 
 class TransferWeights(msgspec.Struct, frozen=True, kw_only=True, tag="transfer"):
-    """Weights that a trainer sends to a vLLM engine over the engine's own weight transfer.
+    """Weights that a trainer sends to vLLM engines over their own weight transfer.
 
-    For an engine of this process alone, started with
-    ``vllm.engine_args: {weight_transfer_config: {backend: ...}}``. The trainer sends while
-    ``update_weights`` runs, and must do so again for an engine that is started again: nothing of
-    it is kept here, so a later update whose load fails has nothing to go back to.
+    For engines that were started for it, with
+    ``vllm.engine_args: {weight_transfer_config: {backend: ...}}``. A sender of
+    :mod:`gymrl.generation.weight_transfer` makes it. The trainer sends while ``update_weights``
+    runs, and must do so again for an engine that is started again: nothing of it is kept here, so a
+    later update whose load fails has nothing to go back to.
 
     Attributes:
-        backend: As the engine was started: ``gymrl_gloo``
-            (:mod:`gymrl.generation.weight_transfer`), or one of vLLM's own.
+        backend: As the engine was started: ``gymrl_gloo``, ``nccl``, ``gymrl_ipc``, or another one
+            that vLLM knows.
         init_info: For the backend; it is handed over when it is another one than before, or when
             the update before has failed.
         update_info: For the backend. ``names``, ``shapes`` and ``dtype_names``, where they are in
             it, are held against the model.
+        engines: What `init_info` has besides, by engine: the trainer reaches them at once, and each
+            must know its place.
     """
 
     backend: str
     init_info: dict[str, Any]
     update_info: dict[str, Any]
+    engines: tuple[dict[str, Any], ...] = ({},)
+
+    def for_engine(self, index: int, num_engines: int) -> TransferWeights:
+        """The part of one of the engines that take it together.
+
+        Args:
+            index: Its place, from 0.
+            num_engines: How many take it.
+
+        Raises:
+            WeightUpdateError: The sender was made for another number.
+        """
+        if num_engines != len(self.engines):
+            raise WeightUpdateError(
+                f"the sender was made for {len(self.engines)} engines, and {num_engines} take the "
+                f"weights; make it with num_engines={num_engines}"
+            )
+        init_info = {**self.init_info, **self.engines[index]}
+        return msgspec.structs.replace(self, init_info=init_info, engines=({},))
 
     def offered(self) -> dict[str, tuple[tuple[int, ...], str]] | None:
         """Shape and type by name, as :meth:`Manifest.check` takes them; None where it is not told.

@@ -1,27 +1,49 @@
-"""A trainer in a process of its own, which sends weights to an engine.
+"""A trainer in a process of its own, which sends weights to engines; and how a test has it send.
 
-    python -m tests.integration.vllm.trainer MODEL [NUM_TENSORS]
+    python -m tests.integration.vllm.trainer FIRST SECOND NUM_ENGINES NUM_WORKERS
 
-Writes what ``update_weights`` takes as one line of JSON, then sends. With a number it ends, without
-a word, after so many tensors.
+It says that it is ready, and reads orders, one a line; for each it writes what ``update_weights`` takes, sends, and writes how
+that ended.
 """
 
 import os
+import subprocess
 import sys
+from typing import Any
 
+import anyio
+import anyio.to_thread
 import msgspec
 import safetensors.torch
 import torch
 
-from gymrl.generation.weight_transfer import WeightSender
+from gymrl.errors import WeightUpdateError
+from gymrl.generation.weight_transfer import WeightSender, weight_sender
+from gymrl.generation.weights import TransferWeights
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to send.
+
+    Attributes:
+        model: Its place among the two.
+        dtype: What the values are cast to.
+        cut: A tensor of which only five rows are sent.
+        dies_after: The process ends, without a word, after so many tensors.
+        with_new_sender: The sender at hand has lost its workers.
+    """
+
+    model: int
+    dtype: str = "float32"
+    cut: str | None = None
+    dies_after: int | None = None
+    with_new_sender: bool = False
 
 
 class Dying(dict[str, torch.Tensor]):
     """Weights whose owner is killed while they are sent."""
 
-    def __init__(self, state: dict[str, torch.Tensor], num_tensors: int) -> None:
-        super().__init__(state)
-        self.num_tensors = num_tensors
+    num_tensors: int | None = None
 
     def values(self):
         for number, tensor in enumerate(super().values()):
@@ -30,12 +52,83 @@ class Dying(dict[str, torch.Tensor]):
             yield tensor
 
 
-def main() -> None:
-    state = safetensors.torch.load_file(f"{sys.argv[1]}/model.safetensors")
-    sender = WeightSender(timeout_s=30)
-    sys.stdout.buffer.write(msgspec.json.encode(sender.weights(state)) + b"\n")
+def carry_out(order: Order, sender: WeightSender, models: list[str]) -> str:
+    state = Dying(safetensors.torch.load_file(f"{models[order.model]}/model.safetensors"))
+    for name, tensor in state.items():
+        state[name] = tensor.to(getattr(torch, order.dtype))
+    if order.cut is not None:
+        state[order.cut] = state[order.cut][:5]
+    write(sender.weights(state))
+    state.num_tensors = order.dies_after
+    try:
+        sender.send(state)
+    except WeightUpdateError as error:
+        return str(error)
+    return "sent"
+
+
+def write(answer: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
-    sender.send(Dying(state, int(sys.argv[2])) if len(sys.argv) > 2 else state)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    models, (num_engines, num_workers) = sys.argv[1:3], map(int, sys.argv[3:5])
+    sender: WeightSender | None = None
+    write("ready")
+    for line in sys.stdin.buffer:
+        order = msgspec.json.decode(line, type=Order)
+        if sender is None or order.with_new_sender:
+            sender = weight_sender(
+                "gloo", num_engines=num_engines, num_workers=num_workers, timeout_s=30
+            )
+        write(carry_out(order, sender, models))
+
+
+class Trainer:
+    """The process, as a test sees it. Use it as a context manager.
+
+    Args:
+        models: Directories of the two.
+        num_engines: That take the weights together.
+        num_workers: Of each.
+    """
+
+    def __init__(self, models: tuple[str, str], num_engines: int = 1, num_workers: int = 1) -> None:
+        arguments = [*models, str(num_engines), str(num_workers)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.vllm.trainer", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> "Trainer":
+        assert self.process.stdout.readline() == b'"ready"\n'
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.process.stdin.close()
+        self.process.__exit__(*exc_info)
+
+    async def begin(self, order: Order) -> TransferWeights:
+        """Have it send; what engines must be told."""
+
+        def ask() -> bytes:
+            self.process.stdin.write(msgspec.json.encode(order) + b"\n")
+            self.process.stdin.flush()
+            return self.process.stdout.readline()
+
+        return msgspec.json.decode(await anyio.to_thread.run_sync(ask), type=TransferWeights)
+
+    async def outcome(self) -> str:
+        """How that ended: ``sent``, or why not."""
+        return msgspec.json.decode(await anyio.to_thread.run_sync(self.process.stdout.readline))
+
+    async def send(self, generator, order: Order, version: str, **options) -> None:
+        """All of it: have it send, have `generator` take it."""
+        await generator.update_weights(await self.begin(order), version, **options)
+        assert await self.outcome() == "sent"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,263 @@
+"""The trainer's side of weight transfers between GPUs; see :mod:`gymrl.generation.weight_transfer`.
+
+NCCL is vLLM's own backend, and its own code sends (vLLM must be installed where the trainer runs): its
+buffers and its order of tensors are then those of the engine. CUDA IPC copies nothing: the engine
+opens the trainer's tensors where they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from gymrl.errors import WeightUpdateError
+from gymrl.generation.cuda_handles import Handles, from_plain, shared_handle, to_plain
+from gymrl.generation.weight_transfer import check_announced, described, whole
+from gymrl.generation.weights import IPC_BACKEND, NCCL_BACKEND, TransferWeights
+
+if TYPE_CHECKING:
+    from gymrl.generation.weight_transfer import Meeting
+
+BUFFER_BYTES = 256 << 20
+"""Tensors go out packed in pieces of this size; the engine sets as much aside, twice."""
+
+NUM_BUFFERS = 2
+
+
+class NcclSender:
+    """Broadcasts from the trainer's GPU to those of the engines.
+
+    NCCL lets no two processes of a group use one GPU: engines need their own. It belongs to the GPU
+    that is current where it is made, in whatever thread it sends.
+
+    Args:
+        meeting: Who takes part, and where. Its deadline holds for joining, and for the whole set.
+
+    Raises:
+        WeightUpdateError: There is no GPU, or no vLLM.
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._device = current_gpu("nccl")
+        _vllm("distributed.utils")  # fail here, not in the first update
+        self._meeting = meeting
+        self._listener: socket.socket | None = socket.create_server((meeting.host, meeting.port))
+        self._port = self._listener.getsockname()[1]
+        self._group: Any = None
+        self._announced: dict[str, Any] | None = None
+
+    def weights(self, state: Mapping[str, torch.Tensor]) -> TransferWeights:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
+        self._announced = described(state)
+        meeting = self._meeting
+        return TransferWeights(
+            backend=NCCL_BACKEND,
+            init_info={
+                "master_address": meeting.host,
+                "master_port": self._port,
+                "world_size": meeting.world_size,
+                "packed": True,
+                "packed_buffer_size_bytes": BUFFER_BYTES,
+                "packed_num_buffers": NUM_BUFFERS,
+            },
+            update_info=self._announced,
+            engines=tuple(
+                {"rank_offset": meeting.first_rank(engine)} for engine in range(meeting.num_engines)
+            ),
+        )
+
+    def send(self, state: Mapping[str, torch.Tensor]) -> None:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`.
+
+        Tensors of the host, or of another GPU, are copied to this one first.
+        """
+        check_announced(state, self._announced)
+        try:
+            within(self._meeting.timeout_s, lambda: self._send(state), "the engines' workers")
+        except (RuntimeError, TimeoutError) as error:
+            self.close()
+            raise WeightUpdateError(
+                f"the engines' workers did not take the tensors: {error}; update_weights must run "
+                f"at the same time, and says what they met. Make another sender"
+            ) from error
+
+    def _send(self, state: Mapping[str, torch.Tensor]) -> None:
+        # What is current is so for each thread.
+        torch.cuda.set_device(self._device)
+        # The optimizer may still be writing, in another stream.
+        torch.cuda.synchronize(self._device)
+        if self._group is None:
+            self._group = self._join()
+        produce = _vllm("distributed.weight_transfer.packed_tensor").packed_nccl_broadcast_producer
+        produce(
+            iterator=((name, whole(tensor).to(self._device)) for name, tensor in state.items()),
+            group=self._group,
+            src=0,
+            post_iter_func=_tensor_of,
+            buffer_size_bytes=BUFFER_BYTES,
+            num_buffers=NUM_BUFFERS,
+        )
+        torch.cuda.synchronize(self._device)
+
+    def _join(self) -> Any:
+        listener, self._listener = self._listener, None
+        if listener is None:
+            raise RuntimeError("this sender is closed, or lost its workers in an earlier update")
+        meeting = self._meeting
+        store = _vllm("distributed.utils").StatelessProcessGroup.create(
+            host=meeting.host,
+            port=self._port,
+            rank=0,
+            world_size=meeting.world_size,
+            store_timeout=max(1, round(meeting.timeout_s)),
+            listen_socket=listener,
+        )
+        communicator = _vllm("distributed.device_communicators.pynccl").PyNcclCommunicator
+        # As vLLM makes communicators that it shares with other processes.
+        with _vllm("utils.nccl").unpinned_nccl_env():
+            group = communicator(store, device=self._device)
+        if group.disabled:
+            # Its broadcasts would return at once, and have sent nothing.
+            raise RuntimeError("vLLM found no NCCL library here, or VLLM_DISABLE_PYNCCL is set")
+        return group
+
+    def close(self) -> None:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.destroy()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+
+class IpcSender:
+    """Shows engines on the trainer's GPU where the tensors are; they copy them from there.
+
+    Tensors that :meth:`weights` described stay in memory until its next call, or :meth:`close`.
+    Where trainer ranks and engines share several GPUs, each rank has a sender, and
+    :func:`merged` makes one of what they describe.
+
+    Args:
+        num_engines: That take the weights together.
+
+    Raises:
+        WeightUpdateError: There is no GPU.
+    """
+
+    def __init__(self, num_engines: int) -> None:
+        self._num_engines = num_engines
+        self._device = current_gpu("ipc")
+        self._shown: list[torch.Tensor] = []
+
+    def weights(self, state: Mapping[str, torch.Tensor]) -> TransferWeights:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`.
+
+        Values are those of the time when the engine reads them, during ``update_weights``: don't
+        change them before it has returned. Tensors that FSDP2 has sharded are gathered here, not
+        in :meth:`send`. Those of the host, or of another GPU, are copied to this one.
+        """
+        torch.cuda.set_device(self._device)
+        self.close()
+        shown = [whole(tensor).to(self._device).contiguous() for tensor in state.values()]
+        torch.cuda.synchronize(self._device)
+        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
+        handles: list[Handles] = [{uuid: shared_handle(tensor)} for tensor in shown]
+        self._shown = shown
+        return TransferWeights(
+            backend=IPC_BACKEND,
+            init_info={},
+            update_info={**described(state), "handles": to_plain(handles)},
+            engines=({},) * self._num_engines,
+        )
+
+    def send(self, state: Mapping[str, torch.Tensor]) -> None:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`. There is nothing to wait for."""
+
+    def close(self) -> None:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
+        if self._shown:
+            self._shown = []
+            # Memory that an engine has let go of goes back to the allocator.
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
+
+def merged(parts: Sequence[TransferWeights]) -> TransferWeights:
+    """What several ranks show of the same tensors, each on its own GPU, as one.
+
+    Args:
+        parts: Of their :meth:`IpcSender.weights`, one or more.
+
+    Raises:
+        WeightUpdateError: They describe different tensors.
+    """
+    first = parts[0]
+    described_first = {**first.update_info, "handles": None}
+    handles: list[Handles] = [{} for _ in first.update_info["handles"]]
+    for place, part in enumerate(parts):
+        if {**part.update_info, "handles": None} != described_first:
+            raise WeightUpdateError(f"rank {place} shows other tensors than rank 0")
+        for by_gpu, more in zip(handles, from_plain(part.update_info["handles"]), strict=True):
+            by_gpu.update(more)
+    update_info = {**first.update_info, "handles": to_plain(handles)}
+    return msgspec.structs.replace(first, update_info=update_info)
+
+
+def current_gpu(transfer: str) -> torch.device:
+    """The GPU that is current in this thread.
+
+    Raises:
+        WeightUpdateError: There is none.
+    """
+    if not torch.cuda.is_available():
+        raise WeightUpdateError(
+            f"a transfer by {transfer} is from GPU to GPU, and torch sees none here; use gloo"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def within(seconds: float, work: Callable[[], None], whom: str) -> None:
+    """Do what may never end, because NCCL waits for a peer that is gone.
+
+    Raises:
+        TimeoutError: It took longer; its thread stays, and ends with the process at the latest.
+        BaseException: What `work` raised.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="gymrl-weights", daemon=True).start()
+    try:
+        done.result(seconds)
+    except TimeoutError as error:
+        if done.done():
+            raise
+        raise TimeoutError(f"{whom} did not answer within {seconds:g} s (timeout_s)") from error
+
+
+def _tensor_of(item: tuple[str, torch.Tensor]) -> torch.Tensor:
+    return item[1]
+
+
+def _vllm(module: str) -> Any:
+    try:
+        return importlib.import_module(f"vllm.{module}")
+    except ImportError as error:
+        raise WeightUpdateError(
+            f"a transfer by nccl uses vLLM's own code here too, which can't be imported: {error}; "
+            "install gymrl[vllm] where the trainer runs, or use gloo"
+        ) from error
