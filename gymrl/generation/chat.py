@@ -233,19 +233,27 @@ class ChatFormat:
         whole = render(messages, add_generation_prompt)
         upto = render(messages[: place + 1])
         before = self._rendered_before(render, messages[:place])
+        start = _agreed(before, upto)
         try:
-            return splice(prefix, whole, upto, self.end_ids, _agreed(before, upto))
+            return splice(prefix, whole, upto, self.end_ids, start)
         except PrefixError as error:
-            is_rewritten = error.expected is not None
-            if not is_rewritten or _has_reasoning(messages[place]) or place + 1 == len(messages):
+            is_of_this_message = error.expected is not None and (error.position or 0) >= start
+            is_last = place + 1 == len(messages)
+            if not is_of_this_message or _has_reasoning(messages[place]) or is_last:
                 raise
         # Some templates write a last message differently from the same message further up (Qwen3
         # gives it an empty block of reasoning). With no reasoning to lose that is no rewriting:
         # see the message as the one before the next.
+        num_ends = len(self._ends(upto, start))
         upto = render(messages[: place + 2])
         start = _agreed(before, upto)
-        ends = [i for i in range(start, len(upto)) if upto[i] in self.end_ids]
-        return splice(prefix, whole, upto[: ends[0] + 1] if ends else upto, self.end_ids, start)
+        # The message's own text may spell end-of-turn tokens; the last of them closes it.
+        ends = self._ends(upto, start)[:num_ends]
+        return splice(prefix, whole, upto[: ends[-1] + 1] if ends else upto, self.end_ids, start)
+
+    def _ends(self, ids: Sequence[int], start: int) -> list[int]:
+        """Where `ids` has end-of-turn tokens, from `start` on."""
+        return [place for place in range(start, len(ids)) if ids[place] in self.end_ids]
 
     def _rendered_before(
         self, render: Callable[[Sequence[Message]], list[int]], messages: Sequence[Message]

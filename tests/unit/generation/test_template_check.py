@@ -196,9 +196,25 @@ def play(chat, steps, sample):
         calls.append((prompt, ids))
         place = len(messages)
         messages = [*messages, message, *after]
+        sequence = [*prompt, *ids]
         prompt = chat.continue_from(TruePrefix(prompt, ids), messages, place, [TOOL])
+        assert prompt[len(sequence) :] == written_after(chat, messages, place, ids)
     calls.append((prompt, []))
     return calls
+
+
+def written_after(chat, messages, place, ids) -> list[int]:
+    """What the template writes behind an answer, whatever the answer is."""
+    plain = {"role": "assistant", "content": "QZQ"}
+    if "tool_calls" in messages[place]:
+        function = {"name": "look", "arguments": {"city": "QZQ"}}
+        plain["tool_calls"] = [{"id": "c", "type": "function", "function": function}]
+    text = chat.write([*messages[:place], plain, *messages[place + 1 :]], [TOOL])
+    _, _, rest = text.rpartition("QZQ")
+    closing = chat.tokenizer.convert_ids_to_tokens(min(chat.end_ids))
+    is_closed = bool(ids) and ids[-1] in chat.end_ids
+    end = rest.index(closing)
+    return chat.encode(rest[end + len(closing) :] if is_closed else rest[end:])
 
 
 def one_by_one(chat, message) -> list[int]:
@@ -240,17 +256,47 @@ def test_templates_that_know_no_reasoning_never_rewrite_it(name, steps):
 @given(conversations(has_reasoning=True))
 def test_qwen3_rewrites_exactly_where_a_user_speaks_after_reasoning(steps):
     chat = family("qwen3")
-    # In a loop of tools reasoning stays; the next user's turn takes that of the turn before it.
-    is_rewritten = any(
-        message.get("reasoning_content", "").strip() and after[0]["role"] == "user"
-        for message, after in steps
-    )
+    # In a loop of tools reasoning stays; the next user's turn takes that of all turns before it.
+    thoughts = [bool(message.get("reasoning_content", "").strip()) for message, _ in steps]
+    asks = [after[0]["role"] == "user" for _, after in steps]
+    is_rewritten = True in thoughts and True in asks[thoughts.index(True) :]
     if is_rewritten:
         with pytest.raises(PrefixError) as caught:
             play(chat, steps, one_by_one)
         assert caught.value.position is not None
     else:
         assert_contiguous(chat, play(chat, steps, one_by_one))
+
+
+def test_an_answer_that_spells_an_end_of_turn_does_not_double_what_follows():
+    chat = family("qwen3")
+    user = {"role": "user", "content": "go"}
+    answer = {"role": "assistant", "content": "a<|im_end|>b"}
+    prompt = chat.render([user])
+    sampled = [token for character in answer["content"] for token in chat.encode(character)]
+
+    following = chat.continue_from(TruePrefix(prompt, sampled), [user, answer, user], 1)
+
+    tail = "<|im_end|>\n<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\n"
+    assert following == [*prompt, *sampled, *chat.encode(tail)]
+
+
+def test_reasoning_that_is_dropped_before_the_last_answer_is_rewriting_and_doubles_no_turn():
+    chat = family("qwen3")
+    user, answer = {"role": "user", "content": "go"}, {"role": "assistant", "content": "Cold."}
+    function = {"name": "look", "arguments": "{}"}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I should look.",
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "content": "-7", "tool_call_id": "c"}
+    prompt = chat.render([user, call, result], [TOOL])
+    with pytest.raises(PrefixError, match="renders the history differently"):
+        chat.continue_from(
+            TruePrefix(prompt, chat.encode("Cold.")), [user, call, result, answer, user], 3, [TOOL]
+        )
 
 
 @settings(deadline=None, max_examples=25)
