@@ -76,7 +76,7 @@ class RolloutEngine:
         observer: Told of rows and groups as they happen.
         accept: Asked of each row that has a trajectory; where it says False, the row is a failure
             of the class ``RowRejected`` in its group, is not attempted again and does not end the
-            run. What it raises does.
+            run. What it raises does, and so does an answer of None or one to be awaited.
         fleet: The processes to use; None starts what `config` says.
 
     Attributes:
@@ -111,8 +111,8 @@ class RolloutEngine:
         self._warned: set[ScoringWarning] = set()
 
     async def __aenter__(self) -> Self:
-        self.progress = Progress()
         await self.fleet.start()
+        self.progress = Progress()
         return self
 
     async def __aexit__(

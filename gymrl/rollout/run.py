@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import inspect
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -217,7 +218,7 @@ class Batch:
         agent = result.agent or row.route
         outcome = result.outcome
         if not isinstance(outcome, Failure):
-            if self._run.accept is None or self._run.accept(result):
+            if self._is_accepted(result):
                 return result
             outcome = located(rejection(index), index, agent, label, self._attempts.of(index))
             return msgspec.structs.replace(result, outcome=outcome)
@@ -227,6 +228,19 @@ class Batch:
             self._dispatcher.again(self._next_attempt(row), delay_s)
             return None
         return msgspec.structs.replace(result, outcome=self._last_word(failure))
+
+    def _is_accepted(self, result: RowResult) -> bool:
+        if self._run.accept is None:
+            return True
+        verdict = self._run.accept(result)
+        if verdict is None or inspect.isawaitable(verdict):
+            if inspect.iscoroutine(verdict):
+                verdict.close()
+            raise TypeError(
+                f"accept returned {verdict!r} for row {result.index}: it must say True or False, "
+                "at once"
+            )
+        return bool(verdict)
 
     def _next_attempt(self, row: Row) -> Row:
         for progress in self._counted:

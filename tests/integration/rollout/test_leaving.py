@@ -154,3 +154,28 @@ async def test_what_the_acceptance_raises_ends_the_run(make_engine, row):
             await engine.run([row()])
         with anyio.fail_after(3):
             await all_idle(engine)
+
+
+async def accept_later(result):
+    return True
+
+
+def forget_to_say(result):
+    pass
+
+
+@pytest.mark.parametrize("accept", [accept_later, forget_to_say])
+async def test_an_acceptance_that_says_neither_yes_nor_no_is_not_taken_for_one(
+    make_engine, row, accept
+):
+    async with make_engine(accept=accept, in_process=True) as engine:
+        with pytest.raises(TypeError, match="must say True or False, at once"):
+            await engine.run([row()])
+
+
+async def test_entering_an_open_engine_leaves_its_counters(make_engine, row):
+    async with make_engine(in_process=True) as engine:
+        await engine.run([row()])
+        with pytest.raises(RuntimeError, match="open already"):
+            await engine.__aenter__()
+        assert engine.progress.rows_done == 1
