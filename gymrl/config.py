@@ -224,7 +224,8 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             in no configuration, record or log. None: no key.
         update_servers: ``update_weights`` may exchange the weights of the servers in `base_urls`,
             for everybody who calls them; they must run with ``VLLM_SERVER_DEV_MODE=1``.
-        update_timeout_s: Deadline of loading weights in one of them.
+        update_timeout_s: Deadline of loading weights in one of them, and of what an engine of this
+            process does together with a trainer that sends weights; the engine is ended then.
     """
 
     base_urls: tuple[str, ...] = ()
@@ -393,7 +394,7 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         thinking_tags: The opening and the closing tag of reasoning.
         token_source: Where the tokens of a trajectory come from. ``messages``: the agent's answer
             carries them. ``ledger``: the policy server kept them, by rollout id. ``both``: from the
-            answer, and the row fails where the server's differ.
+            answer, and the row fails where the server's differ, in tokens or in images.
         require_tokens: An answer without a sampled token, or of a server that returns no token ids,
             fails the row, unless a token limit explains it. False: it is a placeholder with its
             reward, which is enough for an evaluation.
@@ -401,7 +402,8 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             comes from the ledger: ``drop`` counts them in the notes, ``keep`` makes side
             trajectories of them.
         media: What images of prompts and tools may be. None: images are not read; agents and
-            models see them all the same, trajectories don't.
+            models see them all the same, trajectories don't. They come from where `token_source`
+            has the tokens: the agent's answer, or what the policy server says that it showed.
         processor: Directory or hub id of the model's processor. It says how many tokens an image
             is, and each row's tokens are checked against its images.
         require_routed_experts: A turn that came without the experts its tokens went through fails
@@ -456,12 +458,6 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "on_broken_prefix",
             self.on_broken_prefix,
             "router replay needs every turn; use 'error', or leave require_routed_experts out",
-        )
-        require(
-            self.media is None or self.token_source != "ledger",
-            "media",
-            self.media,
-            "images are found in the agent's answer: set token_source to messages or both",
         )
         require(
             self.processor is None or self.media is not None,

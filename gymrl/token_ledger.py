@@ -9,7 +9,8 @@ often an agent sends the history again::
     call 1    └──────────── common ─────────────────┘[ more prompt ][ sampled 1 ]     parent 0
     call 2    └── common ──┘[ more prompt ][ sampled 2 ]             parent 0: a side call
 
-A call *extends* another when its prompt begins with that call's whole sequence. Calls that extend
+A call *extends* another when its prompt begins with that call's whole sequence, and shows the same
+images there. Calls that extend
 each other are a *chain*, and one chain is the main one: see :func:`read_chains`.
 
 The wire form is one msgpack array: the version, the header, a call an array, buffers of
@@ -18,6 +19,7 @@ little-endian int32 and float32, and one of routes. There is nothing in it to ex
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,7 +32,7 @@ from gymrl.routed_experts import ROUTES_DTYPES, missing_routes
 if TYPE_CHECKING:
     from gymrl.types import Float32Array, Int32Array, RoutesArray
 
-VERSION = 1
+VERSION = 2
 ROLLOUT_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}"
 """What a rollout id looks like (a regular expression)."""
 
@@ -51,6 +53,18 @@ def rollout_base_url(base_url: str, rollout_id: str) -> str:
     return f"{root}/ng-rollout/{rollout_id}/v1"
 
 
+class LedgerImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image that a call's prompt shows.
+
+    Attributes:
+        start: Of its region in the prompt.
+        digest: SHA-256 of its file, hexadecimal.
+    """
+
+    start: int
+    digest: str
+
+
 class LedgerCall(msgspec.Struct, frozen=True, array_like=True):
     """One model call, without its ids.
 
@@ -69,6 +83,7 @@ class LedgerCall(msgspec.Struct, frozen=True, array_like=True):
         content: Its text, where it made no tool call.
         num_route_rows: Rows of routes that it has, the last of them for its last id; they begin one
             before its new ids, for the last id that another call sampled. 0: it has none.
+        images: Whose regions begin among its new ids, in order.
     """
 
     number: int
@@ -82,6 +97,7 @@ class LedgerCall(msgspec.Struct, frozen=True, array_like=True):
     is_unmatched: bool = False
     content: str = ""
     num_route_rows: int = 0
+    images: tuple[LedgerImage, ...] = ()
 
 
 class LedgerFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +114,7 @@ class LedgerFrame(msgspec.Struct, frozen=True, array_like=True):
         routes: Little-endian rows of routes (:mod:`gymrl.routed_experts`) of each call.
         routes_dtype: Of `routes`; "" where there are none.
         routes_shape: Layers, and experts a token.
+        media: The files of the calls' images by SHA-256, where they were asked for.
     """
 
     version: int
@@ -110,6 +127,7 @@ class LedgerFrame(msgspec.Struct, frozen=True, array_like=True):
     routes: bytes = b""
     routes_dtype: str = ""
     routes_shape: tuple[int, int] = (0, 0)
+    media: dict[str, bytes] = {}
 
     def encode(self) -> bytes:
         """The wire form."""
@@ -157,6 +175,13 @@ def _check(frame: LedgerFrame) -> None:
             f"{len(frame.logprobs)} of log-probabilities for {num_ids} and {num_sampled} of them"
         )
     _check_routes(frame, lengths)
+    for place, call in enumerate(frame.calls):
+        bounds = [call.common - 1, *(image.start for image in call.images), call.num_prompt]
+        if call.images and any(a >= b for a, b in itertools.pairwise(bounds)):
+            raise ProtocolError(
+                f"call {place} of the token ledger of {frame.rollout_id} has images outside of the "
+                "new tokens of its prompt"
+            )
 
 
 def _check_routes(frame: LedgerFrame, lengths: Sequence[int]) -> None:
@@ -212,15 +237,10 @@ class LedgerReader:
     def token_ids(self, place: int) -> Int32Array:
         """int32 ``[T]``: a call's sequence."""
         pieces: list[Int32Array] = []
-        end = self.lengths[place]
-        while place >= 0 and end > 0:
-            call = self.frame.calls[place]
-            if end > call.common:
-                start = self._starts[place]
-                pieces.append(self._ids[start : start + end - call.common])
-                end = call.common
-            place = call.parent
-        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.int32)
+        for owner, end in self._spans(place):
+            start = self._starts[owner]
+            pieces.append(self._ids[start : start + end - self.frame.calls[owner].common])
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
 
     def logprobs(self, place: int) -> Float32Array:
         """float32 ``[num_sampled]``: of a call's sample."""
@@ -233,19 +253,13 @@ class LedgerReader:
         Laid together as :class:`~gymrl.routed_experts.sequence.RouteSequence` does: the tokens of a call
         without routes have none, and the last token of a call has those of the call after it.
         """
-        spans: list[tuple[int, int]] = []
-        owner, end = place, self.lengths[place]
-        while owner >= 0 and end > 0:
-            if end > self.frame.calls[owner].common:
-                spans.append((owner, end))
-                end = self.frame.calls[owner].common
-            owner = self.frame.calls[owner].parent
+        spans = self._spans(place)
         if not any(self.frame.calls[owner].num_route_rows for owner, _ in spans):
             return None
         num_layers, top_k = self.frame.routes_shape
         routes = missing_routes(self.lengths[place], num_layers, top_k, self.frame.routes_dtype)
         before = -1
-        for owner, end in reversed(spans):
+        for owner, end in spans:
             call = self.frame.calls[owner]
             if call.num_route_rows:
                 start = call.common
@@ -256,6 +270,27 @@ class LedgerReader:
                 routes[start:end] = rows[start - first : end - first]
             before = owner
         return routes
+
+    def images(self, place: int) -> list[LedgerImage]:
+        """The images of a call's prompt, in order."""
+        return [
+            image
+            for owner, end in self._spans(place)
+            for image in self.frame.calls[owner].images
+            if image.start < end
+        ]
+
+    def _spans(self, place: int) -> list[tuple[int, int]]:
+        """Whose new ids a call's sequence is made of, in order, and where what it has of them ends."""
+        spans: list[tuple[int, int]] = []
+        end = self.lengths[place]
+        while place >= 0 and end > 0:
+            common = self.frame.calls[place].common
+            if end > common:
+                spans.append((place, end))
+                end = common
+            place = self.frame.calls[place].parent
+        return spans[::-1]
 
     def _has_routes(self, place: int) -> bool:
         return self.frame.calls[place].num_route_rows > 0

@@ -100,12 +100,15 @@ class SideTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         turns: Spans over the arrays, as a trajectory's. Calls that the main conversation holds
             already are prompt here, so that no sampled token is in two places.
         routed_experts: ``[T, L, K]`` or None, as a trajectory's.
+        images: For each turn the images of its prompt, as a trajectory's; their bytes are in the
+            trajectory's `media`.
     """
 
     token_ids: Int32Array
     logprobs: Float32Array
     turns: tuple[Turn, ...]
     routed_experts: RoutesArray | None = None
+    images: tuple[tuple[ImageRef, ...], ...] = ()
 
 
 class WeightVersionSpan(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ keeps the prompt's ids and what was sampled, each id once, until the rollout's w
 
 It keeps a rollout's calls as a tree of tokens: a call branches off where its prompt and sample first
 differ from those of every earlier one. Finding that place compares its ids with the tree's, once.
+Equal ids don't make equal prompts where images are: all images of one size are the same tokens. So
+in the tree the first token of an image stands for its file.
 
 It also remembers which messages each answer was given to, so that the next call of an agent that
 carries nothing still continues from the sampled tokens: see :mod:`gymrl.generation.ledger_match`.
@@ -17,10 +19,11 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from gymrl.errors import GymrlError
 from gymrl.generation.prefix import TruePrefix
@@ -28,6 +31,7 @@ from gymrl.token_ledger import (
     VERSION,
     LedgerCall,
     LedgerFrame,
+    LedgerImage,
     joined_ids,
     joined_logprobs,
     joined_routes,
@@ -36,9 +40,13 @@ from gymrl.types import Float32Array, Int32Array, RoutesArray
 
 if TYPE_CHECKING:
     from gymrl.generation.base import Generated
+    from gymrl.generation.images import PromptImages
 
 CALL_BYTES = 512
 """What a call costs beside its ids, about."""
+
+IMAGE_BYTES = 128
+"""What an image of a call costs beside its file, about."""
 
 ENTRY_BYTES = 1024
 """What a rollout costs beside its calls, about."""
@@ -75,8 +83,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stored(msgspec.Struct, frozen=True):
+    """A call as it is kept; `new_keys` are its new ids, the first of each image told apart."""
+
     call: LedgerCall
     new_ids: Int32Array
+    new_keys: npt.NDArray[np.integer[Any]]
     logprobs: Float32Array
     routes: RoutesArray | None = None
 
@@ -87,9 +98,12 @@ class _Stored(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         arrays = self.new_ids.nbytes + self.logprobs.nbytes
+        if self.new_keys is not self.new_ids:
+            arrays += self.new_keys.nbytes
         if self.routes is not None:
             arrays += self.routes.nbytes
-        return CALL_BYTES + arrays + 4 * len(self.call.content)
+        images = IMAGE_BYTES * len(self.call.images)
+        return CALL_BYTES + arrays + images + 4 * len(self.call.content)
 
 
 class RolloutLedger:
@@ -109,6 +123,7 @@ class RolloutLedger:
         # Where a call leaves the tokens of another: (that call, position, first new id) -> the call.
         self._branches: dict[tuple[int, int, int], int] = {}
         self._answers: dict[bytes, int] = {}
+        self._media: dict[str, bytes] = {}
 
     def begin(self) -> int:
         """Number a call that starts to sample; each needs an :meth:`end`."""
@@ -126,6 +141,7 @@ class RolloutLedger:
         prompt_ids: Sequence[int],
         generated: Generated,
         answer: Answer | None = None,
+        images: PromptImages | None = None,
     ) -> None:
         """Keep a call that ended well.
 
@@ -134,10 +150,13 @@ class RolloutLedger:
             prompt_ids: What it was prompted with.
             generated: What it sampled.
             answer: What was made of it; None: nothing that could come back as a message.
+            images: What the prompt shows.
         """
         answer = answer or Answer()
         sequence = np.array([*prompt_ids, *generated.token_ids], dtype=np.int32)
-        parent, common = self._walk(sequence)
+        shown = () if images is None else _shown(images)
+        keys = _keys(sequence, shown)
+        parent, common = self._walk(keys)
         routes = generated.routed_experts
         if routes is not None:
             # One row before the new ids: of the last id that another call sampled.
@@ -154,28 +173,38 @@ class RolloutLedger:
             is_unmatched=answer.is_unmatched,
             content=answer.content,
             num_route_rows=0 if routes is None else len(routes),
+            images=tuple(image for image in shown if image.start >= common),
         )
         logprobs = np.array(generated.logprobs, dtype=np.float32)
-        stored = _Stored(call, sequence[common:].copy(), logprobs, routes)
+        new_ids = sequence[common:].copy()
+        new_keys = new_ids if keys is sequence else keys[common:].copy()
+        stored = _Stored(call, new_ids, new_keys, logprobs, routes)
         place = len(self._calls)
         self._calls.append(stored)
         if common < len(sequence):
-            self._branches[(parent, common, int(sequence[common]))] = place
+            self._branches[(parent, common, int(keys[common]))] = place
         for key in answer.keys:
             self._answers[key] = place
-        self.nbytes += stored.nbytes
+        num_bytes = stored.nbytes + (0 if images is None else self._keep(images))
+        self.nbytes += num_bytes
         if self.on_growth is not None:
-            self.on_growth(self, stored.nbytes)
+            self.on_growth(self, num_bytes)
 
-    def _walk(self, ids: Int32Array) -> tuple[int, int]:
-        """The call whose sequence shares the most with `ids`, and how much."""
+    def _keep(self, images: PromptImages) -> int:
+        """Keep the files that are new; returns their bytes."""
+        new = {i.digest: i.data for i in images.images if i.digest not in self._media}
+        self._media |= new
+        return sum(map(len, new.values()))
+
+    def _walk(self, keys: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
+        """The call whose sequence shares the most with that of `keys`, and how much."""
         place, position = -1, 0
-        while position < len(ids):
-            following = self._branches.get((place, position, int(ids[position])))
+        while position < len(keys):
+            following = self._branches.get((place, position, int(keys[position])))
             if following is None:
                 break
             place = following
-            position += _num_equal(self._calls[place].new_ids, ids[position:])
+            position += _num_equal(self._calls[place].new_keys, keys[position:])
         return place, position
 
     def _sequence(self, place: int) -> Int32Array:
@@ -214,8 +243,8 @@ class RolloutLedger:
             for place, stored in enumerate(self._calls)
         )
 
-    def frame(self, server_id: str) -> LedgerFrame:
-        """Everything, as it travels."""
+    def frame(self, server_id: str, *, with_media: bool = False) -> LedgerFrame:
+        """Everything, as it travels; the files of images only `with_media`."""
         routes = [stored.routes for stored in self._calls if stored.routes is not None]
         return LedgerFrame(
             version=VERSION,
@@ -228,10 +257,26 @@ class RolloutLedger:
             routes=joined_routes(routes),
             routes_dtype=routes[0].dtype.name if routes else "",
             routes_shape=routes[0].shape[1:] if routes else (0, 0),
+            media=dict(self._media) if with_media else {},
         )
 
 
-def _num_equal(first: Int32Array, second: Int32Array) -> int:
+def _shown(images: PromptImages) -> tuple[LedgerImage, ...]:
+    pairs = zip(images.images, images.spans, strict=True)
+    return tuple(LedgerImage(start, image.digest) for image, (start, _) in pairs)
+
+
+def _keys(ids: Int32Array, images: Sequence[LedgerImage]) -> npt.NDArray[np.integer[Any]]:
+    """`ids` with a number of its file, below 0, for the first token of each image."""
+    if not images:
+        return ids
+    keys = ids.astype(np.int64)
+    for image in images:
+        keys[image.start] = -1 - int(image.digest[:15], 16)
+    return keys
+
+
+def _num_equal(first: npt.NDArray[np.integer[Any]], second: npt.NDArray[np.integer[Any]]) -> int:
     """How many ids both begin with."""
     length = min(len(first), len(second))
     different = first[:length] != second[:length]
@@ -283,18 +328,26 @@ class LedgerBook:
         self._shrink()
         return None if rollout_id in self._evicted else ledger
 
-    def read(self, rollout_id: str) -> LedgerFrame:
+    def read(self, rollout_id: str, *, with_media: bool = False) -> LedgerFrame:
         """A rollout's ledger; it stays.
+
+        Args:
+            rollout_id: Of the attempt.
+            with_media: With the files of its images.
 
         Raises:
             LedgerNotFoundError: There is none.
             LedgerEvictedError: It was evicted.
         """
         self._sweep()
-        return self._found(rollout_id).frame(self.server_id)
+        return self._found(rollout_id).frame(self.server_id, with_media=with_media)
 
-    def take(self, rollout_id: str) -> LedgerFrame:
+    def take(self, rollout_id: str, *, with_media: bool = False) -> LedgerFrame:
         """A rollout's ledger, which is forgotten; calls still in flight are recorded nowhere.
+
+        Args:
+            rollout_id: Of the attempt.
+            with_media: With the files of its images.
 
         Raises:
             LedgerNotFoundError: There is none.
@@ -306,7 +359,7 @@ class LedgerBook:
         except LedgerEvictedError:
             del self._evicted[rollout_id]
             raise
-        frame = ledger.frame(self.server_id)
+        frame = ledger.frame(self.server_id, with_media=with_media)
         self._forget(ledger)
         return frame
 

@@ -4,6 +4,7 @@
 ``GET /ledger``             JSON: ``server_id``, ``rollouts``, ``bytes``, ``max_bytes``, ``evicted``
 ``GET /ledger/{id}``        the rollout's :class:`~gymrl.token_ledger.LedgerFrame`, msgpack; it stays
 ``DELETE /ledger/{id}``     the same, and the server forgets it
+``?images=1``               of either: with the files of the images that the calls showed
 ==========================  =======================================================================
 
 All three also under ``/v1``. A rollout that is not known gives 404 (``ledger_not_found``), one that
@@ -89,9 +90,11 @@ class LedgerRoutes:
     async def _take(self, request: web.Request) -> web.Response:
         return self._answer(request, self._book.take)
 
-    def _answer(self, request: web.Request, give: Callable[[str], LedgerFrame]) -> web.Response:
+    def _answer(self, request: web.Request, give: Callable[..., LedgerFrame]) -> web.Response:
         try:
-            frame = give(request.match_info["rollout_id"])
+            frame = give(
+                request.match_info["rollout_id"], with_media=request.query.get("images") == "1"
+            )
         except LedgerNotFoundError as error:
             return self._missing(404, error, "ledger_not_found")
         except LedgerEvictedError as error:

@@ -24,7 +24,7 @@ from gymrl.generation.base import (
     check_logprobs,
 )
 from gymrl.generation.image_inputs import RequestImageReader
-from gymrl.generation.images import ConversationImage, ImageGenerator
+from gymrl.generation.images import ConversationImage, ImageGenerator, PromptImages
 from gymrl.generation.ledger import Answer, RolloutLedger
 from gymrl.generation.ledger_match import answer_keys, find_prefix
 from gymrl.generation.parsing import ParsedText
@@ -195,18 +195,21 @@ class Policy:
             GenerationError: As :meth:`gymrl.generation.base.Generator.generate`.
         """
         ledger = conversation.ledger
+        shown = self._shown(prompt_ids, conversation)
         if ledger is None:
-            return await self._sample(prompt_ids, conversation, sampling, on_token)
+            generated = await self._generate(prompt_ids, shown, sampling, on_token)
+            return self._completion(prompt_ids, conversation, generated)
         number = ledger.begin()
         try:
-            completion = await self._sample(prompt_ids, conversation, sampling, on_token)
+            generated = await self._generate(prompt_ids, shown, sampling, on_token)
+            completion = self._completion(prompt_ids, conversation, generated)
             parsed = completion.parsed
             answer = Answer(
                 keys=tuple(answer_keys(conversation, parsed)),
                 content="" if parsed.tool_calls else parsed.content,
                 is_unmatched=conversation.is_unmatched,
             )
-            ledger.record(number, prompt_ids, completion.generated, answer)
+            ledger.record(number, prompt_ids, generated, answer, shown)
         finally:
             ledger.end()
         return completion
@@ -241,14 +244,9 @@ class Policy:
                 ledger.end()
         return generated
 
-    async def _sample(
-        self,
-        prompt_ids: list[int],
-        conversation: Conversation,
-        sampling: SamplingParams,
-        on_token: TokenCallback | None,
+    def _completion(
+        self, prompt_ids: list[int], conversation: Conversation, generated: Generated
     ) -> Completion:
-        generated = await self._generate(prompt_ids, conversation, sampling, on_token)
         _check_whole(generated)
         parsed = self.chat.parse(
             self.text(generated),
@@ -257,20 +255,24 @@ class Policy:
         )
         return Completion(prompt_ids=prompt_ids, generated=generated, parsed=parsed)
 
+    def _shown(self, prompt_ids: list[int], conversation: Conversation) -> PromptImages | None:
+        image_format = self.images.format
+        if image_format is None or not conversation.images:
+            return None
+        return image_format.located(prompt_ids, conversation.images)
+
     async def _generate(
         self,
         prompt_ids: list[int],
-        conversation: Conversation,
+        shown: PromptImages | None,
         sampling: SamplingParams,
         on_token: TokenCallback | None,
     ) -> Generated:
-        image_format = self.images.format
-        if image_format is None or not conversation.images:
-            return await self.generator.generate(prompt_ids, sampling, on_token=on_token)
         generator = self.generator
+        if shown is None:
+            return await generator.generate(prompt_ids, sampling, on_token=on_token)
         if not isinstance(generator, ImageGenerator):
             raise GenerationError(f"{type(generator).__name__} samples from tokens only")
-        shown = image_format.located(prompt_ids, conversation.images)
         return await generator.generate_with_images(prompt_ids, shown, sampling, on_token=on_token)
 
     def text(self, generated: Generated) -> str:

@@ -116,7 +116,7 @@ def read_episode(  # noqa: PLR0913 - all but the body are optional, and of this 
         ledger: What the policy server says it served; None: no call reached it. Read when
             `options.token_source` asks for it.
         images: Holds the request's images; afterwards its `turns` are those of the trajectory's
-            turns. None: images are not looked for.
+            turns, and its `served` what `ledger` says of them. None: images are not looked for.
 
     Raises:
         LedgerMismatchError: `options.token_source` is ``both``, and answer and ledger differ.
@@ -200,6 +200,8 @@ def _tokens(
 ) -> EpisodeTokens:
     if options.token_source == "ledger":
         told = read_ledger(beside.ledger, options)
+        if beside.images is not None:
+            beside.images.take_served(told.served, are_turns=True)
         if options.require_routed_experts:
             require_routes(told.missing_routes)
         return told if told.turns else _unanswered_in_ledger(told, incomplete)
@@ -210,6 +212,8 @@ def _tokens(
     made = reader.made(incomplete)
     if options.token_source == "both":
         made = confirmed(made, beside.ledger, options)
+        if beside.images is not None:
+            beside.images.take_served(made.served, are_turns=False)
     if options.require_routed_experts:
         require_routes(made.missing_routes)
     return made

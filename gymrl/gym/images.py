@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gymrl.config import MediaConfig
+    from gymrl.gym.ledger_episode import TurnImages
+
+HELD = "sha256:"
+"""What the sources of images begin with whose files came with the ledger; no row can name one."""
 
 _items_decoder = msgspec.json.Decoder(list[OutputItem])
 
@@ -46,6 +50,11 @@ def image_sources(item: OutputItem, config: MediaConfig) -> list[str]:
     return content_sources(plain(item.content))
 
 
+def held_source(digest: str) -> str:
+    """The source of an image whose file came with the ledger."""
+    return f"{HELD}{digest}"
+
+
 class ImageBins:
     """The images of one attempt by the turn whose prompt shows them.
 
@@ -55,11 +64,16 @@ class ImageBins:
     Attributes:
         turns: For each turn so far, its images' sources.
         pending: Those that wait for a turn.
+        served: For each turn the images that the policy server says it showed, as sources; None:
+            it was not asked.
+        sides: The same of each side trajectory.
     """
 
     def __init__(self, config: MediaConfig) -> None:
         self.turns: list[tuple[str, ...]] = []
         self.pending: list[str] = []
+        self.served: list[tuple[str, ...]] | None = None
+        self.sides: list[list[tuple[str, ...]]] = []
         self._config = config
         self._unanswered: tuple[str, ...] | None = None
 
@@ -86,6 +100,18 @@ class ImageBins:
     def settle_placeholder(self, *, has_prompt: bool) -> None:
         """There was no turn at all: one stands for it, with the unanswered prompt's images."""
         self.turns = [(self._unanswered or ()) if has_prompt else ()]
+
+    def take_served(self, served: Sequence[TurnImages], *, are_turns: bool) -> None:
+        """Note what the policy server showed, of the trajectory and then of its sides.
+
+        Args:
+            served: The digests of each turn.
+            are_turns: There is nothing else to know the images from, so they are the turns'.
+        """
+        named = [[tuple(map(held_source, turn)) for turn in turns] for turns in served]
+        self.served, self.sides = (named[0], named[1:]) if named else ([()], [])
+        if are_turns:
+            self.turns = self.served
 
 
 def read_items(items: bytes | msgspec.Raw) -> list[OutputItem]:

@@ -71,7 +71,9 @@ async def open_ledgers(
             "give them as base_urls, also where the Gym servers know them already",
             setting="gym.token_source",
         )
-    client = LedgerClient(pool, base_urls)
+    # The files of images that no answer has; for a comparison their digests are enough.
+    is_source = config.token_source == "ledger" or config.side_calls == "keep"
+    client = LedgerClient(pool, base_urls, with_media=config.media is not None and is_source)
     await client.greet()
     return client
 
@@ -83,12 +85,19 @@ class LedgerClient:
         pool: An open pool.
         base_urls: Of the servers, with ``/v1``.
         timeout_s: To take one ledger.
+        with_media: Take the files of images as well.
     """
 
     def __init__(
-        self, pool: HttpPool, base_urls: Sequence[str], timeout_s: float = TAKE_TIMEOUT_S
+        self,
+        pool: HttpPool,
+        base_urls: Sequence[str],
+        timeout_s: float = TAKE_TIMEOUT_S,
+        *,
+        with_media: bool = False,
     ) -> None:
         self._pool = pool
+        self._query = "?images=1" if with_media else ""
         self._urls = tuple(dict.fromkeys(f"{url.rstrip('/')}/ledger" for url in base_urls))
         self._timeout_s = timeout_s
         self._server_ids: dict[str, str] = {}
@@ -162,7 +171,7 @@ class LedgerClient:
         """
 
         async def ask(url: str) -> tuple[str, LedgerFrame | None]:
-            answer = await self._pool.delete(f"{url}/{rollout_id}")
+            answer = await self._pool.delete(f"{url}/{rollout_id}{self._query}")
             return self._read(url, rollout_id, answer, server_ids)
 
         try:

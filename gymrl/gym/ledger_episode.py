@@ -33,10 +33,15 @@ if TYPE_CHECKING:
     from gymrl.token_ledger import Chain, LedgerFrame
 
 
+TurnImages = tuple[tuple[str, ...], ...]
+"""For each turn of a sequence the digests of the images that its prompt added, in order."""
+
+
 class EpisodeTokens(msgspec.Struct, frozen=True, kw_only=True):
     """What of a trajectory comes from its tokens; the fields are a trajectory's.
 
-    `missing_routes` are the turns that came without `routed_experts`.
+    `missing_routes` are the turns that came without `routed_experts`. `served` are the images of the
+    turns, and then of those of each side, as the ledger has them.
     """
 
     token_ids: Int32Array
@@ -49,6 +54,7 @@ class EpisodeTokens(msgspec.Struct, frozen=True, kw_only=True):
     weight_versions: tuple[WeightVersionSpan, ...] = ()
     routed_experts: RoutesArray | None = None
     missing_routes: tuple[int, ...] = ()
+    served: tuple[TurnImages, ...] = ()
 
 
 def read_ledger(
@@ -84,13 +90,19 @@ def read_ledger(
     if not chains:
         prompt = reader.token_ids(0)
         zeros = np.zeros(len(prompt), dtype=np.float32)
-        return EpisodeTokens(token_ids=prompt, logprobs=zeros, turns=(), notes=notes)
+        shown = tuple(image.digest for image in reader.images(0))
+        return EpisodeTokens(
+            token_ids=prompt, logprobs=zeros, turns=(), notes=notes, served=((shown,),)
+        )
     token_ids, logprobs, turns = _sequence(reader, chains[0], options)
     sides = chains[1:] if options.side_calls == "keep" else []
     routes = _routes(reader, chains[0], options)
     missing = tuple(
         turn for turn, place in enumerate(chains[0].places) if not calls[place].num_route_rows
     )
+    made_sides = tuple(_side(reader, chain, options) for chain in sides)
+    served = [_images(reader, chains[0], turns)]
+    served += [_images(reader, c, s.turns) for c, s in zip(sides, made_sides, strict=True)]
     return EpisodeTokens(
         token_ids=token_ids,
         logprobs=logprobs,
@@ -98,8 +110,17 @@ def read_ledger(
         notes={**notes, **routes_notes(routes, missing)},
         routed_experts=routes,
         missing_routes=missing,
-        sides=tuple(_side(reader, chain, options) for chain in sides),
+        sides=made_sides,
         weight_versions=_weight_versions(frame, chains[0], turns),
+        served=tuple(served),
+    )
+
+
+def _images(reader: LedgerReader, chain: Chain, turns: Sequence[Turn]) -> TurnImages:
+    images = reader.images(chain.places[-1])
+    return tuple(
+        tuple(image.digest for image in images if turn.start <= image.start < turn.end)
+        for turn in turns
     )
 
 
@@ -189,6 +210,7 @@ def confirmed(
         weight_versions=told.weight_versions,
         routed_experts=with_routes.routed_experts,
         missing_routes=with_routes.missing_routes,
+        served=told.served,
     )
 
 

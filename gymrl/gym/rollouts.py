@@ -121,7 +121,8 @@ class RowServer:
         if images is None:
             return _noting_unread(trajectory, unread)
         with timer.span("read_images"):
-            return await images.attach(trajectory, row.index)
+            held = {} if frame is None else frame.media
+            return await images.attach(trajectory, row.index, held)
 
     async def _answer(self, row: Row, agent: str, timer: Timer) -> tuple[bytes, LedgerFrame | None]:
         """The answer's body, and what the policy server says it served where that is asked for."""

@@ -15,11 +15,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from gymrl.errors import GymrlError, MediaError, MediaFetchError
-from gymrl.gym.images import ImageBins, read_items
+from gymrl.errors import GymrlError, LedgerMismatchError, MediaError, MediaFetchError
+from gymrl.gym.images import HELD, ImageBins, held_source, read_items
 from gymrl.gym.schema import ABSENT
 from gymrl.media import (
     ImageLifter,
+    inspect_image,
     load_image,
     looks_like_image_source,
     open_image,
@@ -32,7 +33,7 @@ from gymrl.media.sources import scheme_of
 from gymrl.types import ImageRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from gymrl.config import MediaConfig
     from gymrl.media import EncodedImage
@@ -90,35 +91,55 @@ class RowImages:
         self._reader = reader
         self._loaded: dict[str, EncodedImage] = {}
 
-    async def load(self, source: str) -> EncodedImage:
-        """An image of the row; each source is read once."""
-        image = self._loaded.get(source)
-        if image is None:
-            image = self._loaded[source] = await self._reader.load(source)
-        return image
+    async def load(self, source: str, held: Mapping[str, bytes] | None = None) -> EncodedImage:
+        """An image of the row; each source is read once.
 
-    async def attach(self, trajectory: Trajectory, row: int) -> Trajectory:
-        """The trajectory with the images of its turns, its result without their bytes.
+        Args:
+            source: A URL, or the digest of a file that is in `held`.
+            held: Files by digest.
 
         Raises:
+            MediaError: It is refused or broken, or its file did not come.
+            MediaFetchError: It could not be downloaded.
+        """
+        image = self._loaded.get(source)
+        if image is None:
+            if held is not None and source.startswith(HELD):
+                image = await self._reader.load_held(source, held)
+            else:
+                image = await self._reader.load(source)
+            self._loaded[source] = image
+        return image
+
+    async def attach(
+        self, trajectory: Trajectory, row: int, held: Mapping[str, bytes] | None = None
+    ) -> Trajectory:
+        """The trajectory with the images of its turns, its result without their bytes.
+
+        Args:
+            trajectory: Without images.
+            row: Its index.
+            held: Files that came with the ledger, by digest.
+
+        Raises:
+            LedgerMismatchError: The policy server showed other images than the agent's answer has.
             MediaError: An image is refused or broken, there are too many, or the prompt's tokens
                 do not show as many as there are; names row and turn.
             MediaFetchError: An image could not be downloaded.
         """
         self._reader.check_count(sum(map(len, self.bins.turns)))
         media: dict[str, bytes] = {}
-        turns: list[tuple[ImageRef, ...]] = []
-        for turn, sources in enumerate(self.bins.turns):
-            refs = []
-            for source in sources:
-                try:
-                    image = await self.load(source)
-                except (MediaError, MediaFetchError) as error:
-                    raise _at(error, row, turn) from error
-                media[image.digest] = image.data
-                refs.append(ImageRef(image.digest, image.media_type, image.width, image.height))
-            turns.append(tuple(refs))
-        trajectory = msgspec.structs.replace(trajectory, images=tuple(turns))
+        binned = _Binned(self, row, held or {}, media)
+        turns = await binned.refs(self.bins.turns)
+        sides = [
+            msgspec.structs.replace(side, images=await binned.refs(sources))
+            for side, sources in zip(trajectory.side_trajectories, self.bins.sides, strict=True)
+        ]
+        if not trajectory.placeholder:
+            _require_served(turns, self.bins.served, row)
+        trajectory = msgspec.structs.replace(
+            trajectory, images=turns, side_trajectories=tuple(sides)
+        )
         try:
             await self._reader.check(trajectory)
         except MediaError as error:
@@ -126,6 +147,50 @@ class RowImages:
         lift = partial(ImageLifter().lift, trajectory.result)
         result, lifted = await _run(lift, len(trajectory.result))
         return msgspec.structs.replace(trajectory, result=result, media={**lifted, **media})
+
+
+class _Binned:
+    """Sources of images to references, their files collected on the way."""
+
+    def __init__(
+        self, images: RowImages, row: int, held: Mapping[str, bytes], media: dict[str, bytes]
+    ) -> None:
+        self._images = images
+        self._row = row
+        self._held = held
+        self._media = media
+
+    async def refs(self, turns: Sequence[Sequence[str]]) -> tuple[tuple[ImageRef, ...], ...]:
+        """The references of each turn."""
+        found: list[tuple[ImageRef, ...]] = []
+        for turn, sources in enumerate(turns):
+            try:
+                images = [await self._images.load(source, self._held) for source in sources]
+            except (MediaError, MediaFetchError) as error:
+                raise _at(error, self._row, turn) from error
+            self._media.update((image.digest, image.data) for image in images)
+            found.append(tuple(ImageRef(i.digest, i.media_type, i.width, i.height) for i in images))
+        return tuple(found)
+
+
+def _require_served(
+    turns: Sequence[Sequence[ImageRef]], served: Sequence[Sequence[str]] | None, row: int
+) -> None:
+    """Hold the images of an answer to those that the policy server showed."""
+    if served is None:
+        return
+    for turn, (refs, expected) in enumerate(zip(turns, served, strict=False)):
+        received = [held_source(ref.digest) for ref in refs]
+        if received != list(expected):
+            raise LedgerMismatchError(
+                f"row {row}, turn {turn}: the policy server showed {len(expected)} images to the "
+                f"model ({', '.join(expected) or 'none'}), the agent's answer has {len(received)} "
+                f"({', '.join(received) or 'none'}). The agent changed, lost or left out images; "
+                "token_source='ledger' takes the server's word",
+                row=row,
+                turn=turn,
+                field="images",
+            )
 
 
 class ImageReader:
@@ -175,6 +240,20 @@ class ImageReader:
     async def load(self, source: str) -> EncodedImage:
         """Read an image, and decode it once, so that a broken one fails its row here."""
         image = await load_image(source, self._config)
+        await self._decode(image)
+        return image
+
+    async def load_held(self, source: str, held: Mapping[str, bytes]) -> EncodedImage:
+        """Read an image whose file came with the ledger; as :meth:`load`."""
+        data = held.get(source.removeprefix(HELD), b"")
+        inspect = partial(inspect_image, data, self._config, source=source)
+        image = await _run(inspect, len(data))
+        if held_source(image.digest) != source:
+            raise MediaError(f"{source}: the ledger has another file", source=source)
+        await self._decode(image)
+        return image
+
+    async def _decode(self, image: EncodedImage) -> None:
         # The attempts at a prompt come at the same time: one of them decodes, the others wait.
         async with self._decoding.setdefault(image.digest, anyio.Lock()):
             try:
@@ -188,7 +267,6 @@ class ImageReader:
             self._whole.move_to_end(image.digest)
             if len(self._whole) > KEPT_DIGESTS:
                 self._whole.popitem(last=False)
-        return image
 
     async def check(self, trajectory: Trajectory) -> None:
         """Hold the tokens to the images, where a layout says how.

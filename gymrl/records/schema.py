@@ -64,6 +64,7 @@ class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     logprobs: list[float]
     turns: tuple[Turn, ...]
     routed_experts: str | None = None
+    images: tuple[tuple[ImageRef, ...], ...] = ()
 
     @classmethod
     def of(cls, side: SideTrajectory) -> SideTrajectoryRecord:
@@ -73,6 +74,7 @@ class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defau
             logprobs=side.logprobs.tolist(),
             turns=side.turns,
             routed_experts=written_routes(side.routed_experts),
+            images=side.images,
         )
 
     def sample(self) -> SideTrajectory:
@@ -82,6 +84,7 @@ class SideTrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defau
             logprobs=np.array(self.logprobs, dtype=np.float32),
             turns=self.turns,
             routed_experts=_read_routes(self.routed_experts, len(self.token_ids)),
+            images=self.images,
         )
 
 

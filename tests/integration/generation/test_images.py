@@ -1,5 +1,6 @@
 """Images for the embedded generator: alone, among requests of text, and under new weights."""
 
+import json
 import re
 import shutil
 import socket
@@ -8,8 +9,9 @@ import aiohttp
 import pytest
 import torch
 
+from gymrl.actors import spawn
 from gymrl.concurrency import gather_bounded
-from gymrl.config import GenerationConfig, MediaConfig, SamplingParams
+from gymrl.config import GenerationConfig, GymConfig, MediaConfig, SamplingParams
 from gymrl.errors import GenerationError, GenerationRequestError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.decoding import DecodeBatch, Request
@@ -17,6 +19,7 @@ from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
 from gymrl.generation.image_inputs import RequestImageReader, load_image_reader
 from gymrl.generation.image_tensors import ImageTensors
 from gymrl.generation.images import ImageGenerator
+from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.parsing import ParsedText
 from gymrl.generation.policy import Completion, Policy
 from gymrl.generation.requests import ResponsesRequest, convert
@@ -25,9 +28,12 @@ from gymrl.generation.server import GenerationServer
 from gymrl.generation.transformers import TransformersGenerator
 from gymrl.generation.weight_exchange import copy_weights, read_weights
 from gymrl.generation.weights import DirectoryWeights
+from gymrl.gym.service import GymService
 from gymrl.media import inspect_image
 from gymrl.media.processing import ImageProcessor
 from gymrl.testing import build_image, build_image_uri, build_tiny_vision_model
+from gymrl.types import Row, Trajectory
+from tests.integration.ledger.conftest import CHAT_AGENT
 from tests.integration.vllm.vision import SMALL, TALL, VisionReference
 
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True, seed=6)
@@ -118,6 +124,42 @@ async def test_turns_with_images_are_token_exact(policy, reference):
             }
         )
     check(found)
+
+
+async def test_images_that_a_black_box_was_shown_come_from_the_ledger(policy, directory):
+    """The agent keeps texts alone, and its answer has neither tokens nor images."""
+    url = build_image_uri(*SMALL)
+    questions = [
+        [{"type": "text", "text": "what is "}, {"type": "image_url", "image_url": {"url": url}}],
+        "and now?",
+        [{"type": "image_url", "image_url": {"url": build_image_uri(*TALL)}}] * 2,
+    ]
+    body = {"responses_create_params": {"input": "hi"}, "questions": questions}
+    row = Row(
+        index=0,
+        task_index=0,
+        rollout_index=0,
+        route="agent",
+        rollout_id="run-0",
+        body=json.dumps({**body, "_ng_rollout_id": "run-0"}).encode(),
+    )
+    config = GymConfig(
+        servers=CHAT_AGENT, token_source="ledger", media=MediaConfig(), processor=str(directory)
+    )
+    server = GenerationServer(policy, ledgers=LedgerBook())
+    base_url = await server.start()
+    async with spawn(GymService, in_process=True, config=config) as service:
+        await service.call("spin_up", [base_url], "policy")
+        (result,) = [result async for result in service.stream("run_rollouts", [row])]
+        await service.call("shutdown")
+    await server.close()
+    trajectory = result.outcome
+    assert isinstance(trajectory, Trajectory), trajectory
+    small, tall = build_image(*SMALL), build_image(*TALL)
+    shown = [[trajectory.media[image.digest] for image in turn] for turn in trajectory.images]
+    assert shown == [[small], [], [tall, tall]]
+    assert len(trajectory.media) == 2
+    assert trajectory.notes == {}
 
 
 async def test_one_prompt_with_other_pictures_is_another_prompt(policy):

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from gymrl.errors import ProtocolError
 from gymrl.generation.base import Generated, WeightSpan
+from gymrl.generation.images import PixelCache, PromptImages
 from gymrl.generation.ledger import (
     CALL_BYTES,
     Answer,
@@ -14,7 +15,16 @@ from gymrl.generation.ledger import (
     RolloutLedger,
 )
 from gymrl.generation.prefix import TruePrefix
-from gymrl.token_ledger import LedgerCall, LedgerFrame, LedgerReader, read_chains, rollout_base_url
+from gymrl.media import EncodedImage
+from gymrl.token_ledger import (
+    VERSION,
+    LedgerCall,
+    LedgerFrame,
+    LedgerImage,
+    LedgerReader,
+    read_chains,
+    rollout_base_url,
+)
 
 
 def sampled(ids, logprob=-0.5, **fields) -> Generated:
@@ -52,6 +62,63 @@ def test_a_conversation_is_one_chain_and_holds_each_id_once():
     assert reader.token_ids(2).tolist() == list(range(1, 12))
     assert reader.logprobs(2).tolist() == [-0.5, -1.5]
     assert chains_of(ledger) == [((0, 1, 2), 0)]
+
+
+def images(**starts: int) -> PromptImages:
+    """Images of one pixel, called after the letter that fills their digest, where they begin."""
+    shown = [EncodedImage(name.encode() * 3, name * 64, "image/png", 1, 1) for name in starts]
+    return PromptImages(shown, [(s, s + 2) for s in starts.values()], [7], PixelCache())
+
+
+def record_shown(ledger, prompt, ids, **starts) -> None:
+    ledger.record(ledger.begin(), prompt, sampled(ids), None, images(**starts))
+    ledger.end()
+
+
+def shown_in(reader, place) -> list[tuple[int, str]]:
+    return [(image.start, image.digest[0]) for image in reader.images(place)]
+
+
+def test_images_of_a_conversation_are_kept_once_and_known_by_their_place():
+    ledger = RolloutLedger("r")
+    record_shown(ledger, [1, 7, 7, 2], [3], a=1)
+    record_shown(ledger, [1, 7, 7, 2, 3, 7, 7, 4, 7, 7], [5], a=1, b=5, c=8)
+    record_shown(ledger, [1, 7, 7, 2, 3, 7, 7, 4, 7, 7, 5, 6], [8], a=1, b=5, c=8)
+    frame = LedgerFrame.decode(ledger.frame("s", with_media=True).encode())
+    assert [[image.start for image in call.images] for call in frame.calls] == [[1], [5, 8], []]
+    assert frame.media == {"a" * 64: b"aaa", "b" * 64: b"bbb", "c" * 64: b"ccc"}
+    assert ledger.frame("s").media == {}
+    reader = LedgerReader(frame)
+    assert shown_in(reader, 0) == [(1, "a")]
+    assert shown_in(reader, 2) == [(1, "a"), (5, "b"), (8, "c")]
+    assert chains_of(ledger) == [((0, 1, 2), 0)]
+
+
+def test_a_prompt_of_equal_tokens_that_shows_another_image_continues_nothing():
+    """All images of one size are the same tokens. An agent that swaps its screenshot for the newest
+    one would else be trained on a turn with an image that the turn was not shown.
+    """
+    ledger = RolloutLedger("r")
+    record_shown(ledger, [1, 7, 7, 2], [3], a=1)
+    record_shown(ledger, [1, 7, 7, 2, 3, 4], [5], b=1)
+    record_shown(ledger, [1, 7, 7, 2, 3, 4], [5], a=1)
+    reader = reader_of(ledger)
+    assert [(call.parent, call.common) for call in reader.frame.calls] == [(-1, 0), (0, 1), (0, 5)]
+    assert [shown_in(reader, place) for place in range(3)] == [[(1, "a")], [(1, "b")], [(1, "a")]]
+    assert reader.token_ids(1).tolist() == reader.token_ids(2).tolist() == [1, 7, 7, 2, 3, 4, 5]
+    assert chains_of(ledger) == [((0, 2), 0), ((1,), 0)]
+
+
+def test_files_of_images_count_towards_the_bytes_of_a_ledger_once():
+    ledger = RolloutLedger("r")
+    record(ledger, [1, 2], [3])
+    before = ledger.nbytes
+    shown = PromptImages(
+        [EncodedImage(b"x" * 5000, "a" * 64, "image/png", 1, 1)], [(3, 5)], [7], PixelCache()
+    )
+    for _ in range(3):
+        ledger.record(ledger.begin(), [1, 2, 3, 7, 7], sampled([4]), None, shown)
+    assert 5000 < ledger.nbytes - before < 5000 + 3 * (CALL_BYTES + 400)
 
 
 def test_a_side_call_that_shares_the_first_prompt_is_a_chain_of_its_own():
@@ -191,13 +258,29 @@ def test_what_a_call_was_is_in_the_frame():
         (b"", "no token ledger"),
         (b"\x80", "no token ledger"),
         (LedgerFrame(9, "r", "s", 0, (), b"", b"").encode(), "version 9"),
-        (LedgerFrame(1, "r", "s", 0, (), b"\0\0\0\0", b"").encode(), "4 bytes of ids"),
         (
-            LedgerFrame(1, "r", "s", 0, (LedgerCall(0, 0, 1, 1, 0, "stop"),), b"", b"").encode(),
+            LedgerFrame(
+                VERSION,
+                "r",
+                "s",
+                0,
+                (LedgerCall(0, -1, 0, 1, 0, "stop", images=(LedgerImage(1, "a"),)),),
+                b"\0\0\0\0",
+                b"",
+            ).encode(),
+            "images outside of the new tokens",
+        ),
+        (LedgerFrame(VERSION, "r", "s", 0, (), b"\0\0\0\0", b"").encode(), "4 bytes of ids"),
+        (
+            LedgerFrame(
+                VERSION, "r", "s", 0, (LedgerCall(0, 0, 1, 1, 0, "stop"),), b"", b""
+            ).encode(),
             "which there are not",
         ),
         (
-            LedgerFrame(1, "r", "s", 0, (LedgerCall(0, -1, 0, -1, 1, "stop"),), b"", b"").encode(),
+            LedgerFrame(
+                VERSION, "r", "s", 0, (LedgerCall(0, -1, 0, -1, 1, "stop"),), b"", b""
+            ).encode(),
             "which there are not",
         ),
     ],

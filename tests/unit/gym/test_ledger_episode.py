@@ -3,10 +3,19 @@ import json
 import numpy as np
 import pytest
 
+from gymrl.config import MediaConfig
 from gymrl.errors import LedgerMismatchError, NoGenerationError
 from gymrl.gym.episode import EpisodeOptions, read_episode
+from gymrl.gym.images import ImageBins, held_source
 from gymrl.testing.gym_server import gym_answer
-from gymrl.token_ledger import LedgerCall, LedgerFrame, joined_ids, joined_logprobs
+from gymrl.token_ledger import (
+    VERSION,
+    LedgerCall,
+    LedgerFrame,
+    LedgerImage,
+    joined_ids,
+    joined_logprobs,
+)
 from gymrl.types import WeightVersionSpan
 
 
@@ -28,7 +37,7 @@ def frame(*calls, in_flight=0) -> LedgerFrame:
         ids.append(np.array([*prompt, *sample][common:], dtype=np.int32))
         logprobs.append(np.full(len(sample), -0.5, dtype=np.float32))
     return LedgerFrame(
-        1, "r", "s", in_flight, tuple(made), joined_ids(ids), joined_logprobs(logprobs)
+        VERSION, "r", "s", in_flight, tuple(made), joined_ids(ids), joined_logprobs(logprobs)
     )
 
 
@@ -70,6 +79,53 @@ def test_both_roads_give_the_same_trajectory():
         assert other.logprobs.tolist() == messages.logprobs.tolist()
         assert other.turns == messages.turns
         assert other.result == messages.result
+
+
+CAT, DOG, OWL = "a" * 64, "b" * 64, "c" * 64
+
+
+def read_images(ledger, answer=ANSWER, **options) -> ImageBins:
+    bins = ImageBins(MediaConfig())
+    body = json.dumps(answer).encode()
+    read_episode(body, agent="a", options=EpisodeOptions(**options), ledger=ledger, images=bins)
+    return bins
+
+
+def sources(*turns) -> list[tuple[str, ...]]:
+    return [tuple(held_source(digest) for digest in turn) for turn in turns]
+
+
+def test_images_that_the_server_showed_are_binned_by_their_place_among_the_tokens():
+    """A black box's answer has none of them."""
+    shown = frame(
+        (-1, 0, [1, 9, 9, 2], [3], {"images": (LedgerImage(1, CAT),)}),
+        (0, 5, [1, 9, 9, 2, 3, 4], [5], {}),
+        (0, 1, [1, 9, 9], [8], {"images": (LedgerImage(1, DOG),)}),
+        (1, 7, [1, 9, 9, 2, 3, 4, 5, 9, 9, 9, 9, 6], [7], {
+            "images": (LedgerImage(7, DOG), LedgerImage(9, OWL)),
+        }),
+    )  # fmt: skip
+    bins = read_images(shown, {"reward": 1.0}, token_source="ledger", side_calls="keep")
+    assert bins.turns == bins.served == sources([CAT], [], [DOG, OWL])
+    assert bins.sides == [sources([DOG])]
+
+
+def test_a_prompt_without_an_answer_keeps_the_images_that_the_server_showed():
+    unanswered = frame((-1, 0, [1, 9, 9], [], {"images": (LedgerImage(1, CAT),)}))
+    answer = {"reward": 0.0, "response": {"output": [], "incomplete_details": {
+        "reason": "max_output_tokens"}}}  # fmt: skip
+    assert read_images(unanswered, answer, token_source="ledger").turns == sources([CAT])
+    assert read_images(None, answer, token_source="ledger").turns == [()]
+
+
+def test_with_both_roads_the_images_are_the_answers_and_the_servers_are_noted():
+    shown = frame(
+        (-1, 0, [1, 2], [3], {"images": (LedgerImage(1, CAT),)}),
+        (0, 3, [1, 2, 3, 4], [5, 6], {}),
+    )
+    bins = read_images(shown, token_source="both")
+    assert bins.turns == [(), ()]
+    assert bins.served == sources([CAT], [])
 
 
 def test_side_calls_are_counted_and_left_out():

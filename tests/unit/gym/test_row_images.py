@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
 import io
 import json
 import subprocess
@@ -21,6 +23,14 @@ from gymrl.gym.rollouts import RowServer
 from gymrl.gym.row_images import ImageReader
 from gymrl.media import lift_images, restore_images
 from gymrl.telemetry import Timer
+from gymrl.token_ledger import (
+    VERSION,
+    LedgerCall,
+    LedgerFrame,
+    LedgerImage,
+    joined_ids,
+    joined_logprobs,
+)
 from gymrl.types import Failure, Row, Trajectory
 
 TABLE = RouteTable(
@@ -238,13 +248,67 @@ async def test_an_image_named_by_a_file_is_put_into_the_request(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"media": MediaConfig(), "token_source": "ledger"}, "media"),
         ({"processor": "/models/eye"}, "processor"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, named):
     with pytest.raises(ConfigError, match=named):
         GymConfig(**settings)
+
+
+class Ledgers:
+    """The policy server served one call: the prompt [1, PAD, PAD] and an image at 1."""
+
+    def __init__(self, shown: bytes, media: dict[str, bytes]) -> None:
+        image = LedgerImage(1, hashlib.sha256(shown).hexdigest())
+        call = LedgerCall(0, -1, 0, 3, 1, "stop", images=(image,))
+        ids = joined_ids([np.array([1, PAD, PAD, 2], dtype=np.int32)])
+        logprobs = joined_logprobs([np.array([-0.5], dtype=np.float32)])
+        self.frame = LedgerFrame(VERSION, "r5", "s", 0, (call,), ids, logprobs, media=media)
+
+    @contextlib.asynccontextmanager
+    async def rollout(self, _: str):
+        yield self
+
+    async def take(self) -> LedgerFrame:
+        return self.frame
+
+
+async def serve_with(ledgers: Ledgers, source: str, *shown: bytes):
+    options = EpisodeOptions(token_source=source)
+    reader = ImageReader(MediaConfig(), OneTokenAPixelOfWidth())
+    agent = Agent(turn([1, PAD, PAD], [2]))
+    server = RowServer(agent, TABLE, options, None, ledgers=ledgers, images=reader)
+    return (await server.serve(row(*map(url, shown)), Timer())).outcome
+
+
+def digests(*files: bytes) -> dict[str, bytes]:
+    return {hashlib.sha256(data).hexdigest(): data for data in files}
+
+
+async def test_images_of_a_black_box_come_from_the_ledger():
+    outcome = await serve_with(Ledgers(RED, digests(RED)), "ledger")
+    assert isinstance(outcome, Trajectory), outcome
+    ((image,),) = outcome.images
+    assert (image.media_type, image.width, image.height) == ("image/png", 2, 1)
+    assert outcome.media == digests(RED)
+
+
+@pytest.mark.parametrize("media", [{}, {next(iter(digests(RED))): BLUE}])
+async def test_an_image_whose_file_did_not_come_with_the_ledger_fails_its_row(media):
+    outcome = await serve_with(Ledgers(RED, media), "ledger")
+    assert isinstance(outcome, Failure)
+    assert (outcome.error, outcome.kind, outcome.turn) == ("MediaError", "data", 0)
+
+
+async def test_an_answer_with_another_image_than_the_server_showed_fails_its_row():
+    """Of the same size, so that its tokens are the same."""
+    outcome = await serve_with(Ledgers(RED, {}), "both", RED)
+    assert isinstance(outcome, Trajectory), outcome
+    outcome = await serve_with(Ledgers(png(2, 1, "green"), {}), "both", RED)
+    assert isinstance(outcome, Failure)
+    assert (outcome.error, outcome.kind, outcome.turn) == ("LedgerMismatchError", "data", 0)
+    assert "row 5, turn 0: the policy server showed 1 images" in outcome.message
 
 
 async def test_an_image_that_many_rows_show_at_once_is_decoded_once():
