@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import anyio.to_thread
 
-from gymrl.concurrency import OwnedTasks, close_within, closing_stream
-from gymrl.errors import GenerationError, GeneratorDiedError, WeightUpdateError
+from gymrl.concurrency import OwnedTasks, close_within, closing_stream, deadline
+from gymrl.errors import (
+    DeadlineExceeded,
+    GenerationError,
+    GeneratorDiedError,
+    WeightUpdateError,
+)
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
 from gymrl.generation.checkpoints import (
     StagedTensors,
@@ -65,9 +70,17 @@ class VllmGenerator:
         engine: Started; the generator closes it.
         source: The directory or hub id that its weights came from.
         end_ids: Tokens that end a turn.
+        update_timeout_s: Deadline of what the engine does together with a trainer.
     """
 
-    def __init__(self, engine: VllmEngine, source: str, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        engine: VllmEngine,
+        source: str,
+        end_ids: Sequence[int],
+        *,
+        update_timeout_s: float | None = None,
+    ) -> None:
         self._engine = engine
         self._max_model_len = engine.max_model_len
         self._vocab_size = engine.vocab_size
@@ -77,6 +90,7 @@ class VllmGenerator:
         self._calls: set[asyncio.Task[Generated]] = set()
         self._closing = False
         self._updates = anyio.Lock()
+        self._update_timeout_s = update_timeout_s
         self._source: str | None = source
         self._transfer: dict[str, Any] | None = None
         self._manifest: Manifest | None = None
@@ -103,7 +117,8 @@ class VllmGenerator:
         module = importlib.import_module("gymrl.generation.vllm_engine")
         tokenizer, end_ids = load_tokenizer(source)
         engine = module.VllmEngine.start(source, config)
-        return cls(engine, source, end_ids), tokenizer
+        seconds = config.vllm.update_timeout_s
+        return cls(engine, source, end_ids, update_timeout_s=seconds), tokenizer
 
     @property
     def max_model_len(self) -> int:
@@ -184,6 +199,8 @@ class VllmGenerator:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([call])
         if call.cancelled():
+            if not self._closing:
+                raise GeneratorDiedError("vLLM's engine was ended under the call")
             raise GenerationError("the generator closed under the call")
         return call.result()
 
@@ -280,14 +297,14 @@ class VllmGenerator:
                 manifest.check(offered)
             if self._transfer != init_info:
                 self._transfer = None
-                await self._engine.init_transfer(init_info)
+                await self._with_trainer(self._engine.init_transfer(init_info))
                 self._transfer = init_info
         await self._switch(lambda: self._receive(source, version), pause)
         self._took(version, None, None)
 
     async def _receive(self, source: TransferWeights, version: str) -> None:
         try:
-            await self._engine.transfer(source.update_info, version)
+            await self._with_trainer(self._engine.transfer(source.update_info, version))
         except GeneratorDiedError:
             raise
         except GenerationError as error:
@@ -296,6 +313,29 @@ class VllmGenerator:
             if not await self._engine.abandon_transfer():
                 raise
             await self._go_back([str(error)])
+
+    async def _with_trainer(self, work: Awaitable[None]) -> None:
+        """What the engine does together with the trainer, and can't be called back from.
+
+        Raises:
+            GeneratorDiedError: It took too long, so the engine was ended.
+        """
+        try:
+            with deadline(
+                self._update_timeout_s, "the transfer of weights", "vllm.update_timeout_s"
+            ):
+                await work
+        except DeadlineExceeded as error:
+            self._broken = error.message
+            for call in list(self._calls):
+                call.cancel()
+            if self._calls:
+                await asyncio.wait(self._calls)
+            await close_within(self._engine.shut_down(), SHUTDOWN_TIMEOUT_S, "vLLM's engine")
+            raise GeneratorDiedError(
+                f"{error.message}; the engine waits for the trainer and hears nothing else, so it "
+                "was ended: start the generator again"
+            ) from error
 
     def _known_manifest(self) -> Manifest:
         """What checkpoints of the model hold; its first ones are still its source when it is read."""
@@ -360,13 +400,13 @@ class VllmGenerator:
     def _check_open(self) -> None:
         if self._closing:
             raise GenerationError("the generator is closed")
+        if not self._engine.is_running:
+            raise GeneratorDiedError("vLLM's engine has ended; start the generator again")
         if self._broken is not None:
             raise GenerationError(
                 f"the weights of the engine are unknown after an update failed: {self._broken}; "
                 "update them again, or start the generator again"
             )
-        if not self._engine.is_running:
-            raise GeneratorDiedError("vLLM's engine has ended; start the generator again")
 
     async def close(self) -> None:
         """See :meth:`gymrl.generation.base.Generator.close`; takes a few seconds at most."""

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from gymrl.config import VllmConfig
-from gymrl.errors import WeightUpdateError
+from gymrl.errors import GeneratorDiedError, WeightUpdateError
 from gymrl.generation.fidelity import MAX_TOLERANCE
 from gymrl.generation.vllm import VllmGenerator
 from gymrl.generation.weights import GLOO_BACKEND, DirectoryWeights, TransferWeights
@@ -22,7 +22,7 @@ FIRST, SECOND = Order(model=0), Order(model=1)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def generator(models, _vllm_can_run):
     backend = {"weight_transfer_config": {"backend": GLOO_BACKEND}}
-    vllm = VllmConfig(kv_cache_bytes=32 << 20, update_timeout_s=40, engine_args=backend)
+    vllm = VllmConfig(kv_cache_bytes=32 << 20, update_timeout_s=8, engine_args=backend)
     config = engine_config(models.first, vllm=vllm)
     generator, _ = await anyio.to_thread.run_sync(VllmGenerator.load, config)
     try:
@@ -144,3 +144,35 @@ async def test_a_load_that_fails_after_a_transfer_has_nothing_to_go_back_to(
     await trainer.send(generator, SECOND, "mended")
     result = await generator.generate(PROMPT, LONG)
     assert check_spans([(PROMPT, result)], {"mended": second}) == {"mended"}
+
+
+async def test_weights_reach_both_workers_of_an_engine(models, second):
+    engine_args = {
+        "weight_transfer_config": {"backend": GLOO_BACKEND},
+        "distributed_executor_backend": "mp",
+    }
+    vllm = VllmConfig(kv_cache_bytes=32 << 20, tensor_parallel_size=2, engine_args=engine_args)
+    config = engine_config(models.first, vllm=vllm)
+    generator, _ = await anyio.to_thread.run_sync(VllmGenerator.load, config)
+    try:
+        with Trainer(models, num_workers=2) as trainer:
+            await trainer.send(generator, SECOND, "1")
+        result = await generator.generate(PROMPT, LONG)
+    finally:
+        await generator.close()
+    assert check_spans([(PROMPT, result)], {"1": second}) == {"1"}
+
+
+async def test_an_engine_whose_trainer_stalls_is_ended_and_says_so(generator, models):
+    async def stall(tokens) -> None:
+        weights = await stalling.begin(Order(model=1, stalls_after=7))
+        with pytest.raises(WeightUpdateError, match=r"vllm.update_timeout_s.*was ended") as caught:
+            await generator.update_weights(weights, "stalled")
+        assert caught.value.serving is None
+        stalling.process.kill()
+
+    with Trainer(models) as stalling, pytest.RaisesGroup(pytest.RaisesExc(GeneratorDiedError)):
+        await under_load(generator, stall, num_calls=1)
+    assert not generator.is_running
+    with pytest.raises(GeneratorDiedError, match="start the generator again"):
+        await generator.generate(PROMPT, LONG)

@@ -7,6 +7,7 @@ that ended.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -30,6 +31,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         dtype: What the values are cast to.
         cut: A tensor of which only five rows are sent.
         dies_after: The process ends, without a word, after so many tensors.
+        stalls_after: It sends no more after so many tensors.
         with_new_sender: The sender at hand has lost its workers.
     """
 
@@ -37,29 +39,32 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     cut: str | None = None
     dies_after: int | None = None
+    stalls_after: int | None = None
     with_new_sender: bool = False
 
 
-class Dying(dict[str, torch.Tensor]):
-    """Weights whose owner is killed while they are sent."""
+class Faulty(dict[str, torch.Tensor]):
+    """Weights whose owner comes to grief while they are sent."""
 
-    num_tensors: int | None = None
+    order: Order
 
     def values(self):
         for number, tensor in enumerate(super().values()):
-            if number == self.num_tensors:
+            if number == self.order.dies_after:
                 os._exit(1)
+            if number == self.order.stalls_after:
+                signal.pause()
             yield tensor
 
 
 def carry_out(order: Order, sender: WeightSender, models: list[str]) -> str:
-    state = Dying(safetensors.torch.load_file(f"{models[order.model]}/model.safetensors"))
+    state = Faulty(safetensors.torch.load_file(f"{models[order.model]}/model.safetensors"))
     for name, tensor in state.items():
         state[name] = tensor.to(getattr(torch, order.dtype))
     if order.cut is not None:
         state[order.cut] = state[order.cut][:5]
     write(sender.weights(state))
-    state.num_tensors = order.dies_after
+    state.order = order
     try:
         sender.send(state)
     except WeightUpdateError as error:
