@@ -9,13 +9,13 @@ Token ids are int64, log-probabilities float32. Everything is padded on the righ
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gymrl.errors import RewardContractError, RowValueError
 from gymrl.media.batches import BatchImages
+from gymrl.numbers import is_reward
 from gymrl.routed_experts import MISSING, RouteFormatError, routes_or_missing, unknown_routes
 from gymrl.scoring import env_reward, hit_max_tokens
 from gymrl.scoring.length_penalty.apply import PREFIX
@@ -345,10 +345,10 @@ def _sample(row: Row, outcome: Trajectory | Failure, group: int, pad_token_id: i
     if isinstance(outcome, Failure):
         return _placeholder(row, group, pad_token_id)
     total = outcome.reward.total
-    if not math.isfinite(total):
+    if not is_reward(total):
         raise RewardContractError(
             f"row {row.index} (agent {outcome.agent!r}) has the reward {total}; "
-            "a finite number is needed",
+            "a number that is finite as float32 is needed",
             row=row.index,
             agent=outcome.agent,
         )

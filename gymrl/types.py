@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gymrl.numbers import exact_sum
+
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 RoutesArray = npt.NDArray[np.signedinteger[Any]]
@@ -151,7 +153,7 @@ class Reward(msgspec.Struct, frozen=True):
         """
         if not self.components:
             return True
-        total = math.fsum(self.components.values())
+        total = exact_sum(self.components.values())
         return math.isclose(self.verifier, total, rel_tol=1e-5, abs_tol=1e-6)
 
     def adjusted(self, rule: str, value: float) -> Reward:

@@ -6,7 +6,6 @@ group's baseline as if the model had earned it.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import (
@@ -17,7 +16,7 @@ from gymrl.errors import (
     RolloutInfraFailure,
 )
 from gymrl.gym.schema import RunAnswer, is_null, plain
-from gymrl.numbers import reward_number
+from gymrl.numbers import exact_sum, reward_number
 from gymrl.types import Reward
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def read_reward(answer: RunAnswer) -> Reward:
     }
     reward = Reward(value, components)
     if not reward.is_sum_of_components():
-        total = math.fsum(components.values())
+        total = exact_sum(components.values())
         raise RewardContractError(
             f"the verifier's reward is {value!r} but its reward_components sum to {total!r}; "
             "a multi-reward verifier must set reward to the sum of its components",

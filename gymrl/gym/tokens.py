@@ -9,12 +9,13 @@ parsed. Where the spelling differs (other white space, say) the ids themselves a
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+
+from gymrl.numbers import finite_float
 
 if TYPE_CHECKING:
     from gymrl.types import Float32Array, Int32Array
@@ -179,8 +180,8 @@ def _bad_logprob(values: Any, text: bytes) -> TokenListError:
         return TokenListError(f"not a list but {_short(text)}")
     largest = float(np.finfo(np.float32).max)
     for position, value in enumerate(values):
-        number = type(value) in (int, float)
-        if not number or not math.isfinite(value) or abs(value) > largest:
+        number = finite_float(value)
+        if number is None or abs(number) > largest:
             shown = _short(json.dumps(value).encode())
             return TokenListError(f"element {position} is {shown}, not a finite number", position)
     return TokenListError(f"not a list of numbers: {_short(text)}")

@@ -52,7 +52,7 @@ from gymrl.generation.parsing import (
     parse_hermes,
 )
 from gymrl.media.parts import content_text, copied
-from gymrl.numbers import reward_number
+from gymrl.numbers import exact_sum, reward_number
 from gymrl.rollout.native_images import (
     EpisodeImages,
     PromptSegment,
@@ -273,7 +273,7 @@ class Episode:
             parts = {name: reward_number(v, f"reward/{name}") for name, v in reward.items()}
             for name, value in parts.items():
                 self._components[name] = self._components.get(name, 0.0) + value
-            self._rewards.append(math.fsum(parts.values()))
+            self._rewards.append(exact_sum(parts.values()))
         else:
             self._rewards.append(reward_number(reward))
 
@@ -318,7 +318,7 @@ class Episode:
         turns, tokens = self._trainable_turns()
         reason = "max_output_tokens" if facts.truncated else None
         reward = Reward(
-            verifier=math.fsum(self._rewards),
+            verifier=reward_number(exact_sum(self._rewards)),
             components=dict(self._components) if self._components is not None else None,
         )
         result, media = self._encoded_result(reward)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gymrl.errors import RewardContractError
-from gymrl.numbers import reward_number
+from gymrl.numbers import exact_sum, reward_number
 from gymrl.scoring.answer import Answer
 from gymrl.types import Float32Array, Reward, Trajectory
 
@@ -80,7 +80,7 @@ def check_reward_contract(reward: Reward, row: int | None = None, agent: str | N
             components=reward.components,
         )
     if not reward.is_sum_of_components():
-        total = math.fsum(parts)
+        total = exact_sum(parts)
         raise RewardContractError(
             f"{place}the verifier's reward is {reward.verifier} but its components sum to {total} "
             f"({reward.components}); a verifier of several rewards must set reward to their sum",

@@ -24,15 +24,24 @@ DISTRIBUTION_SCALARS = ("mean", "max", "min", "median", "stddev", "p95", "p99")
 
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean of at least one value, correctly rounded whatever their order."""
-    return math.fsum(values) / len(values)
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:  # the sum is beyond floats; the mean is not
+        return math.fsum(value / len(values) for value in values)
 
 
 def stddev(values: Sequence[float]) -> float:
     """Sample standard deviation (divisor n - 1); 0.0 for a single value, never NaN."""
-    if len(values) < 2:
-        return 0.0
+    return spread(values, len(values) - 1) if len(values) > 1 else 0.0
+
+
+def spread(values: Sequence[float], divisor: int) -> float:
+    """Root of the squared distances from the mean over `divisor`; infinite where beyond floats."""
     center = mean(values)
-    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - 1))
+    try:
+        return math.sqrt(math.fsum((value - center) ** 2 for value in values) / divisor)
+    except OverflowError:
+        return math.hypot(*((value - center) / math.sqrt(divisor) for value in values))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -16,9 +16,10 @@ from gymrl.errors import RewardContractError
 from gymrl.gym import rewards as gym_rewards
 from gymrl.gym.schema import RunAnswer
 from gymrl.scoring import components as scoring_rewards
+from gymrl.types import Reward
 
 
-@pytest.mark.parametrize("value", [0, 1, -3, 0.5, 10**300])
+@pytest.mark.parametrize("value", [0, 1, -3, 0.5, 10**38, -3.4028234663852886e38])
 def test_a_finite_number_is_a_reward(value):
     assert numbers.reward_number(value) == float(value)
 
@@ -30,6 +31,20 @@ def test_what_is_no_finite_number_is_no_reward_and_no_zero(value):
         RewardContractError, match=r"row 3: reward is .*; a finite number is needed"
     ):
         numbers.reward_number(value, "row 3: reward")
+
+
+@pytest.mark.parametrize("value", [10**39, -1e300, 3.4028236e38])
+def test_a_reward_that_a_batch_would_make_infinite_is_none(value):
+    with pytest.raises(RewardContractError, match=r"reward is .*; at most 3.4e\+38 fits"):
+        numbers.reward_number(value)
+
+
+def test_a_sum_beyond_floats_is_infinite_and_raises_nothing():
+    assert numbers.exact_sum([0.1] * 10) == 1.0
+    assert numbers.exact_sum([1e308, 1e308]) == math.inf
+    assert numbers.exact_sum([-1e308, -1e308, 1.0]) == -math.inf
+    assert numbers.exact_sum([1e308, 1e308, -1e308]) == pytest.approx(1e308)
+    assert not Reward(1.0, {"a": 1e308, "b": 1e308}).is_sum_of_components()
 
 
 def of_gym(body):

@@ -9,11 +9,10 @@ Source of the rules: NeMo RL's guide on length penalties.
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import TYPE_CHECKING
 
-from gymrl.scoring.stats import mean
+from gymrl.scoring.stats import mean, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,9 +117,7 @@ def profiled_threshold(passing: Sequence[float], n_std: float, min_samples: int)
     """
     if len(passing) < max(1, min_samples):
         return None
-    center = mean(passing)
-    deviation = math.sqrt(math.fsum((length - center) ** 2 for length in passing) / len(passing))
-    return center + n_std * deviation
+    return mean(passing) + n_std * spread(passing, len(passing))
 
 
 def profiled_penalty(

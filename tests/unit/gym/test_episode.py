@@ -144,6 +144,7 @@ def test_reasoning_and_function_calls_with_token_ids_are_turns(fields):
         ([-0.1, "x", -0.3], 1, "element 1"),
         ([-0.1, True, -0.3], 1, "element 1 is true"),
         ([-0.1, -0.3, -1e39], 2, "element 2"),
+        ([-0.1, -(10**400), -0.3], 1, "element 1 is -1000"),
         (None, None, "absent, for 3"),
         ({}, None, "not a list"),
     ],

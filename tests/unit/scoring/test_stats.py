@@ -29,6 +29,20 @@ def test_the_deviation_of_one_value_is_zero_and_not_nan():
     assert stddev([2.0, 4.0]) == pytest.approx(math.sqrt(2))
 
 
+@pytest.mark.parametrize(
+    ("values", "center", "deviation"),
+    [
+        ((1e308, 1e308), 1e308, 0.0),
+        ((1e200, -1e200), 0.0, math.sqrt(2) * 1e200),
+        ((1e308, -1e308), 0.0, math.sqrt(2) * 1e308),
+    ],
+)
+def test_a_verifier_with_huge_numbers_does_not_end_a_run_by_its_metrics(values, center, deviation):
+    scalars = GroupStats(distributions={"agent/perplexity": values}).scalars()
+    assert scalars["agent/perplexity/mean"] == pytest.approx(center)
+    assert scalars["agent/perplexity/stddev"] == pytest.approx(deviation)
+
+
 def test_a_percentile_is_one_of_the_values():
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
     assert percentile([3.0, 1.0, 2.0], 99) == 3.0
