@@ -27,6 +27,7 @@ __all__ = [
     "WeightSpan",
     "check_logprobs",
     "check_prompt",
+    "fault_of",
     "token_budget",
 ]
 
@@ -101,6 +102,18 @@ class Generator(Protocol):
     async def close(self) -> None:
         """End the calls in flight with ``abort`` and release the model. Safe to call twice."""
         ...
+
+
+def fault_of(generator: Generator) -> str | None:
+    """Why a generator serves no call any more; None: it serves.
+
+    A generator tells by a property ``fault`` of that meaning, or by a boolean ``is_running``; one
+    that has neither is taken to serve.
+    """
+    if hasattr(generator, "fault"):
+        fault: str | None = generator.fault
+        return fault
+    return None if getattr(generator, "is_running", True) else "the generator has ended"
 
 
 def token_budget(num_prompt_tokens: int, sampling: SamplingParams, max_model_len: int) -> int:

@@ -20,6 +20,7 @@ from gymrl.generation.policy import Completion, Conversation, training_fields, t
 from gymrl.generation.requests import (
     ChatMessage,
     ChatRequest,
+    MessageCall,
     TokenizeRequest,
     check_text_format,
     check_tool_choice,
@@ -93,10 +94,13 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
                 _template_call(call, f"{where}.tool_calls[{k}]")
                 for k, call in enumerate(message.tool_calls)
             ]
+        elif message.function_call is not None:
+            call = MessageCall(function=message.function_call)
+            made["tool_calls"] = [_template_call(call, where)]
     return made
 
 
-def _template_call(call: Any, where: str) -> dict[str, Any]:
+def _template_call(call: MessageCall, where: str) -> dict[str, Any]:
     if call.function is None or not call.function.name:
         raise GenerationRequestError(
             f"{where}.function.name is missing", param=f"{where}.function.name"

@@ -47,7 +47,6 @@ class CompletionRequest(SampledRequest, kw_only=True):
         return_tokens_as_token_ids: Tokens of the log-probabilities read ``token_id:N``.
         skip_special_tokens: Leave special tokens out of the text; on unless it is false.
         include_stop_str_in_output: Keep the stop text, and what came with it, in the text.
-        echo: Must be false.
         suffix: Must be empty.
     """
 
@@ -60,7 +59,6 @@ class CompletionRequest(SampledRequest, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    echo: bool | None = None
     suffix: str | None = None
     stream_options: StreamOptions | None = None
 
@@ -78,11 +76,6 @@ def check_request(request: CompletionRequest) -> None:
     Raises:
         GenerationRequestError: Naming the field.
     """
-    if request.echo:
-        raise GenerationRequestError(
-            "echo=true: prompts are not given back as text; prompt_token_ids holds their ids",
-            param="echo",
-        )
     if request.suffix:
         raise GenerationRequestError(
             "suffix: texts are only continued; put what follows into the prompt", param="suffix"

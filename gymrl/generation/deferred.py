@@ -15,6 +15,7 @@ import anyio
 
 from gymrl.concurrency import OwnedTasks
 from gymrl.errors import GenerationError, WeightUpdateError
+from gymrl.generation.base import fault_of
 from gymrl.generation.images import ImageGenerator
 from gymrl.generation.weights import INITIAL_VERSION
 
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 class NotReadyError(GenerationError):
     """The model is still being loaded."""
+
+
+class LoadFailedError(GenerationError):
+    """The model could not be loaded; the text says why."""
 
 
 class DeferredGenerator:
@@ -69,11 +74,23 @@ class DeferredGenerator:
         return self._generator is not None and self.is_running
 
     @property
+    def is_loading(self) -> bool:
+        """Whether the model may still come."""
+        return self._generator is None and self.is_running
+
+    @property
     def is_running(self) -> bool:
         """Whether the generator runs, or may still come to."""
-        if self._is_closed or self._failure is not None:
-            return False
-        return self._generator is None or bool(getattr(self._generator, "is_running", True))
+        return self.fault is None
+
+    @property
+    def fault(self) -> str | None:
+        """Why no call will be served any more; None: the generator runs, or may still come to."""
+        if self._failure is not None:
+            return f"the model could not be loaded: {self._failure}"
+        if self._is_closed:
+            return "the generator is closed"
+        return None if self._generator is None else fault_of(self._generator)
 
     async def wait_ready(self) -> None:
         """Wait for the model.
@@ -82,6 +99,8 @@ class DeferredGenerator:
             Exception: What loading it raised.
         """
         await asyncio.wait([self._loading])
+        if self._failure is not None:
+            raise self._failure
         self._check()
 
     @property
@@ -101,7 +120,8 @@ class DeferredGenerator:
 
     def _check(self) -> UpdatableGenerator:
         if self._failure is not None:
-            raise self._failure
+            # One of its own for each call: an error that is raised again grows by its stack.
+            raise LoadFailedError(str(self.fault)) from self._failure
         if self._is_closed:
             raise GenerationError("the generator is closed")
         if self._generator is None:
@@ -119,6 +139,7 @@ class DeferredGenerator:
 
         Raises:
             NotReadyError: The model is still being loaded.
+            LoadFailedError: It could not be.
         """
         return await self._check().generate(prompt_ids, sampling, on_token=on_token)
 
@@ -134,6 +155,7 @@ class DeferredGenerator:
 
         Raises:
             NotReadyError: The model is still being loaded.
+            LoadFailedError: It could not be.
         """
         generator = self._check()
         if not isinstance(generator, ImageGenerator):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -19,20 +19,42 @@ from gymrl.errors import GenerationRequestError
 
 RequestT = TypeVar("RequestT", bound="SampledRequest")
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
-    "logit_bias": (None, {}),
+Neutral = Mapping[str, tuple[Any, ...]]
+"""Fields by name, each with the values at which it does nothing."""
+
+_NO_SAMPLING: Neutral = {
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
     "best_of": (None, 1),
+    "frequency_penalty": (None, 0),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
+    "length_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "logits_processors": (None, []),
+    "min_p": (None, 0),
+    "min_tokens": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_detection": (None,),
+    "repetition_penalty": (None, 1),
     "structured_outputs": (None,),
+    "thinking_token_budget": (None,),
+    "typical_p": (None, 1),
+    "use_beam_search": (None, False),
+}
+_NO_PROMPT: Neutral = {
+    "chat_template": (None,),
+    "continue_final_message": (None, False),
+    "documents": (None, []),
+    "truncate_prompt_tokens": (None,),
+}
+_NO_ANSWER: Neutral = {
+    "echo": (None, False),
+    "prompt_logprobs": (None,),
     "top_logprobs": (None, 0),
 }
-"""Fields that this server does not have, with the values at which they do nothing."""
 
 
 class Part(msgspec.Struct):
@@ -80,7 +102,7 @@ class MessageCall(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """One message of a chat-completions request."""
+    """One message of a chat-completions request; `function_call` is the older form of one call."""
 
     role: str
     content: Content = None
@@ -88,13 +110,21 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | None = None
     name: str | None = None
     tool_calls: list[MessageCall] | None = None
+    function_call: CallFunction | None = None
     tool_call_id: str | None = None
     prompt_token_ids: list[int] | None = None
     generation_token_ids: list[int] | None = None
 
 
 class SampledRequest(msgspec.Struct, kw_only=True):
-    """What both APIs share."""
+    """What the APIs that sample share.
+
+    Attributes:
+        unsupported: Fields that this server does not have, and refuses where they would do
+            something.
+    """
+
+    unsupported: ClassVar[Neutral] = {**_NO_SAMPLING, **_NO_PROMPT, **_NO_ANSWER}
 
     model: str | None = None
     temperature: float | None = None
@@ -142,6 +172,12 @@ class SampledRequest(msgspec.Struct, kw_only=True):
 class ResponsesRequest(SampledRequest, kw_only=True):
     """``POST /v1/responses``."""
 
+    unsupported: ClassVar[Neutral] = {
+        **SampledRequest.unsupported,
+        "conversation": (None,),
+        "prompt": (None,),
+    }
+
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -161,6 +197,16 @@ class StreamOptions(msgspec.Struct):
 class ChatRequest(SampledRequest, kw_only=True):
     """``POST /v1/chat/completions``."""
 
+    unsupported: ClassVar[Neutral] = {
+        **SampledRequest.unsupported,
+        "add_generation_prompt": (None, True),
+        "audio": (None,),
+        "function_call": (None, "none", "auto"),
+        "functions": (None, []),
+        "modalities": (None, [], ["text"]),
+        "web_search_options": (None,),
+    }
+
     messages: list[ChatMessage]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -173,6 +219,8 @@ class ChatRequest(SampledRequest, kw_only=True):
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """``POST /tokenize``: a conversation, or a text."""
+
+    unsupported: ClassVar[Neutral] = _NO_PROMPT
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -249,7 +297,7 @@ def convert(values: Mapping[str, Any], cls: type[RequestT] | type[TokenizeReques
         text = str(error)
         found = re.search(r"at `\$\.?(.*)`$", text) or re.search(r"field `(.*)`$", text)
         raise GenerationRequestError(text, param=found[1] if found else None) from None
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in cls.unsupported.items():
         if values.get(name) not in neutral:
             raise GenerationRequestError(
                 f"{name}={values[name]!r} is not supported by this server; leave it out", param=name

@@ -1,14 +1,13 @@
 """An OpenAI-compatible HTTP server over any generator, with token ids in its answers.
 
 Routes: ``POST /v1/responses``, ``POST /v1/chat/completions``, ``POST /v1/completions``,
-``POST /tokenize`` (also under ``/v1``), ``GET /v1/models``, ``GET /health``. Every POST is also served under
+``POST /tokenize`` (also under ``/v1``), ``GET /v1/models`` and ``/v1/models/{name}``, ``GET /health``. Every POST is also served under
 ``/ng-rollout/{id}/...``, where Gym's servers put the id of the rollout that a call belongs to; a
 header ``x-gymrl-rollout-id`` names it as well. What such calls were served is kept, and
 ``GET|DELETE /ledger/{id}`` gives it out: see :mod:`gymrl.generation.ledger_routes`.
 
-Errors are JSON in OpenAI's shape, ``{"error": {"message", "type", "param", "code"}}``: 400 names
-the field, 413 the limit, 500 the type of what went wrong (its stack goes to the log), 503 says that
-the generator is closing. A client that disconnects cancels its generation.
+Errors are JSON in OpenAI's shape: see :mod:`gymrl.generation.http_errors`. The stack of what is the
+server's own fault goes to the log. A client that disconnects cancels its generation.
 """
 
 from __future__ import annotations
@@ -17,29 +16,28 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from aiohttp import web
 
 from gymrl.concurrency import gather_bounded
-from gymrl.errors import (
-    ConfigError,
-    ContextOverflowError,
-    GenerationRequestError,
-    GymrlError,
-    MediaError,
-    MediaFetchError,
-    PrefixError,
-    ServerStartError,
-)
+from gymrl.errors import GenerationRequestError, GymrlError, ServerStartError
 from gymrl.generation import chat_api, responses_api
-from gymrl.generation.base import SamplingParams, token_budget
+from gymrl.generation.base import SamplingParams, fault_of, token_budget
 from gymrl.generation.completions_api import CompletionRequest, Completions
-from gymrl.generation.deferred import DeferredGenerator, NotReadyError
+from gymrl.generation.deferred import DeferredGenerator
+from gymrl.generation.http_errors import (
+    INVALID,
+    BodyTooLargeError,
+    BrokenBodyError,
+    UnknownModelError,
+    error_answer,
+    json_answer,
+    known_answer,
+    status_answer,
+)
 from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.ledger_routes import LedgerRoutes
-from gymrl.generation.policy import Policy, ServerClosingError
 from gymrl.generation.requests import (
     ChatRequest,
     ResponsesRequest,
@@ -49,6 +47,9 @@ from gymrl.generation.requests import (
 )
 from gymrl.generation.responses_stream import ResponseStream
 from gymrl.generation.streaming import ChatStream
+
+if TYPE_CHECKING:
+    from gymrl.generation.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -144,11 +145,12 @@ class GenerationServer:
             app.router.add_post("/ng-rollout/{rollout_id}/{feature}" + path, handler)
         self._ledgers.add_to(app)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_get("/health", self._health)
         return app
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
-        body = convert(decode_body(await request.read()), ResponsesRequest)
+        body = convert(await self._body(request), ResponsesRequest)
         self._check_model(body.model)
         responses_api.check_request(body)
         conversation = responses_api.conversation_of(body)
@@ -162,10 +164,10 @@ class GenerationServer:
                 request, prompt_ids, sampling, lambda response: events.write(response, sampling)
             )
         completion = await self._policy.sample(prompt_ids, conversation, sampling)
-        return _json(responses_api.response_of(body, completion, self._policy.model_name))
+        return json_answer(responses_api.response_of(body, completion, self._policy.model_name))
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        body: ChatRequest = convert(decode_body(await request.read()), ChatRequest)
+        body: ChatRequest = convert(await self._body(request), ChatRequest)
         self._check_model(body.model)
         num_choices = chat_api.check_request(body)
         conversation = chat_api.conversation_of(body)
@@ -189,10 +191,12 @@ class GenerationServer:
             lambda own: policy.sample(prompt_ids, conversation, own),
             [chat_api.choice_sampling(sampling, index) for index in range(num_choices)],
         )
-        return _json(chat_api.completion_of(body, completions, policy.chat, policy.model_name))
+        return json_answer(
+            chat_api.completion_of(body, completions, policy.chat, policy.model_name)
+        )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body: CompletionRequest = convert(decode_body(await request.read()), CompletionRequest)
+        body: CompletionRequest = convert(await self._body(request), CompletionRequest)
         self._check_model(body.model)
         completions = Completions(self._policy, body, self._ledgers.ledger(request))
         if body.stream:
@@ -201,7 +205,7 @@ class GenerationServer:
                 request, longest.prompt_ids, longest.sampling, completions.write
             )
         samples = await gather_bounded(completions.sample, range(len(completions.jobs)))
-        return _json(completions.answer(samples))
+        return json_answer(completions.answer(samples))
 
     async def _stream(
         self,
@@ -220,7 +224,7 @@ class GenerationServer:
         return response
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        body: TokenizeRequest = convert(decode_body(await request.read()), TokenizeRequest)
+        body: TokenizeRequest = convert(await self._body(request), TokenizeRequest)
         self._check_model(body.model)
         if (body.messages is None) == (body.prompt is None):
             raise GenerationRequestError("give either messages or prompt", param="messages")
@@ -234,7 +238,7 @@ class GenerationServer:
             )
         tokenizer = self._policy.chat.tokenizer
         strings = tokenizer.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
-        return _json(
+        return json_answer(
             {
                 "count": len(token_ids),
                 "max_model_len": self._policy.generator.max_model_len,
@@ -243,24 +247,30 @@ class GenerationServer:
             }
         )
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        model = {
+    async def _models(self, _: web.Request) -> web.StreamResponse:
+        return json_answer({"object": "list", "data": [self._served_model()]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        self._check_model(request.match_info["name"])
+        return json_answer(self._served_model())
+
+    def _served_model(self) -> dict[str, Any]:
+        return {
             "id": self._policy.model_name,
             "object": "model",
             "created": int(time.time()),
             "owned_by": "gymrl",
             "max_model_len": self._policy.generator.max_model_len,
         }
-        return _json({"object": "list", "data": [model]})
 
-    async def _health(self, request: web.Request) -> web.StreamResponse:
+    async def _health(self, _: web.Request) -> web.StreamResponse:
         generator = self._policy.generator
-        if isinstance(generator, DeferredGenerator) and generator.is_running:
-            if not generator.is_ready:
-                return _error(503, "the model is still being loaded", "NotReadyError")
-        elif not getattr(generator, "is_running", True):
-            return _error(503, "the generator has ended", "GeneratorDiedError")
-        return _json({"status": "ok"})
+        if isinstance(generator, DeferredGenerator) and generator.is_loading:
+            return error_answer(503, "the model is still being loaded", "NotReadyError")
+        fault = fault_of(generator)
+        if fault is not None:
+            return error_answer(503, fault, "GeneratorDiedError")
+        return json_answer({"status": "ok"})
 
     def _check_model(self, model: str | None) -> None:
         if not self._policy.knows(model):
@@ -270,59 +280,40 @@ class GenerationServer:
                 param="model",
             )
 
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        """The JSON object of a request.
+
+        Raises:
+            BodyTooLargeError: It says that it is larger than what is read.
+            BrokenBodyError: It is not packed as its headers say.
+            GenerationRequestError: It is no JSON object.
+        """
+        size = request.content_length or 0
+        if size > self._max_body_bytes:
+            raise BodyTooLargeError(self._size_limit)
+        try:
+            return decode_body(await request.read())
+        except web.RequestPayloadError as error:
+            raise BrokenBodyError(f"the body can't be read: {error}") from error
+
+    @property
+    def _size_limit(self) -> str:
+        return f"the body is over max_body_bytes={self._max_body_bytes}"
+
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
-            message = f"the body is over max_body_bytes={self._max_body_bytes}"
-            return _error(413, message, "invalid_request_error")
+            return error_answer(413, self._size_limit, INVALID)
         except web.HTTPException as error:
-            message = f"{error.reason}: {request.method} {request.path}"
-            return _error(error.status, message, "invalid_request_error")
+            return status_answer(error, request)
         except (GymrlError, ConnectionError) as error:
-            return self._known_error(request, error)
+            answer = known_answer(error)
+            if answer is None:
+                logger.exception("%s %s failed", request.method, request.path)
+                answer = error_answer(500, str(error), type(error).__name__)
+            return answer
         except Exception as error:
             logger.exception("%s %s failed", request.method, request.path)
-            return _error(500, f"{type(error).__name__}: {error}", type(error).__name__)
-
-    def _known_error(self, request: web.Request, error: Exception) -> web.Response:
-        match error:
-            case ContextOverflowError():
-                return _error(
-                    400, str(error), "invalid_request_error", "input", "context_length_exceeded"
-                )
-            case PrefixError():
-                return _error(400, str(error), "invalid_request_error", "input", "prefix_rewritten")
-            case UnknownModelError():
-                return _error(404, str(error), "invalid_request_error", "model", "model_not_found")
-            case MediaError():
-                return _error(400, str(error), "invalid_request_error", "input", "image_refused")
-            case GenerationRequestError():
-                return _error(400, str(error), "invalid_request_error", error.param)
-            case ConfigError():
-                return _error(400, str(error), "invalid_request_error", error.setting)
-            case ServerClosingError() | NotReadyError() | MediaFetchError():
-                return _error(503, str(error), type(error).__name__)
-            case _:
-                logger.error("%s %s failed", request.method, request.path, exc_info=error)
-                return _error(500, str(error), type(error).__name__)
-
-
-class UnknownModelError(GenerationRequestError):
-    """A request names a model that is not served here."""
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
-
-
-def _error(
-    status: int, message: str, kind: str, param: str | None = None, code: str | None = None
-) -> web.Response:
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode({"error": error}),
-        content_type="application/json",
-    )
+            return error_answer(500, f"{type(error).__name__}: {error}", type(error).__name__)

@@ -13,6 +13,7 @@ from gymrl.actors import Actor
 from gymrl.concurrency import close_within
 from gymrl.config import GenerationConfig  # noqa: TC001 - actors read annotations at run time
 from gymrl.errors import GenerationError
+from gymrl.generation.base import fault_of
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.deferred import DeferredGenerator
 from gymrl.generation.image_inputs import load_image_reader
@@ -100,10 +101,11 @@ class GenerationService(Actor):
         """Return while the generator runs.
 
         Raises:
-            GenerationError: Its thread or its engine has ended.
+            GenerationError: It serves no calls any more; the text says why.
         """
-        if not self._generator.is_running:
-            raise GenerationError(f"the generator of {self._config.model} has ended")
+        fault = fault_of(self._generator)
+        if fault is not None:
+            raise GenerationError(f"the generator of {self._config.model} does not serve: {fault}")
 
     async def wait_ready(self) -> None:
         """Wait for a model whose loading was deferred; else return at once.

@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 ABORT_TIMEOUT_S = 2.0
 """How long :meth:`VllmGenerator.close` waits for the calls in flight to end with ``abort``."""
 
+_ENGINE_ENDED = "vLLM's engine has ended; start the generator again"
+
 SHUTDOWN_TIMEOUT_S = 7.0
 """How long it waits for the engine's process afterwards."""
 
@@ -133,7 +135,19 @@ class VllmGenerator:
     @property
     def is_running(self) -> bool:
         """Whether calls can be served."""
-        return not self._closing and self._broken is None and self._engine.is_running
+        return self.fault is None
+
+    @property
+    def fault(self) -> str | None:
+        """Why no call can be served; None: they can."""
+        if self._closing:
+            return "the generator is closed"
+        if self._broken is not None:
+            return (
+                f"the weights of the engine are unknown after an update failed: {self._broken}; "
+                "update them again, or start the generator again"
+            )
+        return None if self._engine.is_running else _ENGINE_ENDED
 
     @property
     def num_running(self) -> int:
@@ -398,15 +412,9 @@ class VllmGenerator:
         )
 
     def _check_open(self) -> None:
-        if self._closing:
-            raise GenerationError("the generator is closed")
-        if not self._engine.is_running:
-            raise GeneratorDiedError("vLLM's engine has ended; start the generator again")
-        if self._broken is not None:
-            raise GenerationError(
-                f"the weights of the engine are unknown after an update failed: {self._broken}; "
-                "update them again, or start the generator again"
-            )
+        fault = self.fault
+        if fault is not None:
+            raise (GeneratorDiedError if fault == _ENGINE_ENDED else GenerationError)(fault)
 
     async def close(self) -> None:
         """See :meth:`gymrl.generation.base.Generator.close`; takes a few seconds at most."""

@@ -171,7 +171,18 @@ class RemoteVllmGenerator:
     @property
     def is_running(self) -> bool:
         """Whether some server takes calls."""
-        return not self._closed and len(self._balancer.out()) < len(self._balancer.upstreams)
+        return self.fault is None
+
+    @property
+    def fault(self) -> str | None:
+        """Why no server takes calls; None: one does."""
+        if self._closed:
+            return "the generator is closed"
+        if len(self.out) < len(self._balancer.upstreams):
+            return None
+        return "no vLLM server takes calls: " + "; ".join(
+            f"{u}: {why}" for u, why in self.out.items()
+        )
 
     @property
     def weight_version(self) -> str:

@@ -1,3 +1,4 @@
+import gzip
 import json
 import math
 import resource
@@ -5,7 +6,9 @@ import resource
 import aiohttp
 import anyio
 import pytest
+import yarl
 
+from gymrl.errors import GenerationTransportError
 from gymrl.generation.base import Generated
 from gymrl.generation.chat import ChatFormat
 from gymrl.testing import ScriptedGenerator
@@ -152,6 +155,10 @@ async def test_models_and_health(serve):
     async with serve(ScriptedGenerator([]), model_name="mine") as client:
         async with client.session.get(client.base_url + "/models") as answer:
             (model,) = (await answer.json())["data"]
+        async with client.session.get(client.base_url + "/models/mine") as answer:
+            assert (await answer.json())["max_model_len"] == 4096
+        async with client.session.get(client.base_url + "/models/org/other") as answer:
+            assert answer.status == 404
         async with client.session.get(client.root + "/health") as answer:
             assert answer.status == 200
     assert (model["id"], model["max_model_len"]) == ("mine", 4096)
@@ -208,6 +215,29 @@ async def test_a_body_over_the_limit_is_413_and_says_so(serve):
     assert "max_body_bytes=1000" in answer["error"]["message"]
 
 
+async def test_a_body_that_says_it_is_over_the_limit_is_not_waited_for(serve):
+    async with serve(ScriptedGenerator([[5]]), limit=1000) as client:
+        url = yarl.URL(client.base_url)
+        async with await anyio.connect_tcp(url.host, url.port) as stream:
+            await stream.send(b"POST /v1/responses HTTP/1.1\r\nHost: x\r\n")
+            await stream.send(b"Content-Length: 999999999999\r\n\r\n")
+            assert (await stream.receive()).startswith(b"HTTP/1.1 413")
+
+
+async def test_a_body_that_is_not_compressed_as_it_says_is_the_clients_mistake(serve):
+    async with serve(ScriptedGenerator([[5]])) as client:
+        async with client.session.post(
+            client.base_url + "/responses", data=b"plain", headers={"Content-Encoding": "gzip"}
+        ) as answer:
+            assert answer.status == 400
+            assert "can't be read" in (await answer.json())["error"]["message"]
+        packed = gzip.compress(b'{"input": "hi"}')
+        async with client.session.post(
+            client.base_url + "/responses", data=packed, headers={"Content-Encoding": "gzip"}
+        ) as answer:
+            assert answer.status == 200
+
+
 async def test_a_body_beyond_aiohttps_own_limit_is_served(serve):
     """aio-libs/aiohttp#4474: the framework's default is 1 MiB."""
     async with serve(ScriptedGenerator([[5]]), limit=64 << 20) as client:
@@ -239,6 +269,25 @@ async def test_an_unforeseen_error_is_500_with_its_type_and_no_stack(serve, capl
     assert "Traceback" in caplog.text
 
 
+class Gone(ScriptedGenerator):
+    """A generator whose servers are all out."""
+
+    fault = "no vLLM server takes calls: http://a: refused"
+
+    async def generate(self, prompt_ids, sampling, *, on_token=None):
+        raise GenerationTransportError("no vLLM server can take the call")
+
+
+async def test_a_generator_that_does_not_serve_is_503_and_says_why(serve, caplog):
+    async with serve(Gone([[5]])) as client:
+        status, answer = await client.post("/responses", {"input": "hi"})
+        assert (status, answer["error"]["type"]) == (503, "GenerationTransportError")
+        async with client.session.get(client.root + "/health") as health:
+            assert health.status == 503
+            assert "http://a: refused" in (await health.json())["error"]["message"]
+    assert not caplog.records, "no stack for each of a thousand calls"
+
+
 async def test_a_generator_that_closes_under_the_call_is_503(serve):
     async with serve(ScriptedGenerator([generated([5], "abort")])) as client:
         status, _ = await client.post("/responses", {"input": "hi"})
@@ -251,6 +300,7 @@ async def test_an_unknown_path_and_a_wrong_method_are_told_in_json(serve):
         async with client.session.get(client.base_url + "/responses") as answer:
             assert answer.status == 405
             assert "GET /v1/responses" in (await answer.json())["error"]["message"]
+            assert answer.headers["Allow"] == "POST"
 
 
 async def test_a_client_that_disconnects_cancels_its_generation(serve):

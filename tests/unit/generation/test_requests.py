@@ -3,6 +3,7 @@ import pytest
 
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError, GenerationRequestError
+from gymrl.generation.chat_api import conversation_of
 from gymrl.generation.requests import (
     ChatRequest,
     ResponsesRequest,
@@ -118,14 +119,55 @@ def test_a_missing_field_is_named():
         ("logit_bias", {"5": 1}),
         ("structured_outputs", {"regex": "a"}),
         ("top_logprobs", 5),
+        ("guided_choice", ["a"]),
+        ("bad_words", ["a"]),
+        ("allowed_token_ids", [5]),
+        ("use_beam_search", True),
+        ("truncate_prompt_tokens", 5),
+        ("chat_template", "{{ 1 }}"),
+        ("prompt", {"id": "p"}),
+        ("conversation", "c"),
     ],
 )
 def test_what_would_change_the_distribution_is_refused_and_its_neutral_value_is_not(name, value):
     with pytest.raises(GenerationRequestError, match=name) as caught:
         responses(**{name: value})
     assert caught.value.param == name
-    neutral = {"repetition_penalty": 1.0, "logit_bias": {}, "structured_outputs": None}
-    responses(**{name: neutral.get(name, 0)})
+    numbers = {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    others = {"min_p": 0, "top_logprobs": 0, "logit_bias": {}, "bad_words": []}
+    responses(**{name: (numbers | others | {"use_beam_search": False}).get(name)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("modalities", ["text", "audio"]),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("echo", True),
+    ],
+)
+def test_what_chat_can_ask_for_and_is_not_here_is_refused_instead_of_ignored(name, value):
+    with pytest.raises(GenerationRequestError, match=name):
+        convert({"messages": [], name: value}, ChatRequest)
+    convert({"messages": [], "modalities": ["text"], "function_call": "auto"}, ChatRequest)
+
+
+def test_an_answer_in_the_older_form_of_one_call_keeps_its_call():
+    asked = convert(
+        {
+            "messages": [
+                {"role": "user", "content": "go"},
+                {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+                {"role": "function", "name": "f", "content": "1"},
+            ]
+        },
+        ChatRequest,
+    )
+    (call,) = conversation_of(asked).messages[1]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": "{}"}
 
 
 def test_sampling_reads_the_request():

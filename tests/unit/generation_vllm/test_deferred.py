@@ -5,7 +5,7 @@ import pytest
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError, GenerationError, WeightUpdateError
 from gymrl.generation.base import Generator
-from gymrl.generation.deferred import DeferredGenerator, NotReadyError
+from gymrl.generation.deferred import DeferredGenerator, LoadFailedError, NotReadyError
 from gymrl.generation.weights import DirectoryWeights
 from gymrl.testing import ScriptedGenerator
 
@@ -59,8 +59,12 @@ async def test_a_model_that_cannot_be_loaded_fails_whoever_asks():
     gate.opened.set()
     with pytest.raises(ConfigError, match="no such directory"):
         await generator.wait_ready()
-    with pytest.raises(ConfigError, match="no such directory"):
+    # Not as the caller's mistake, which a configuration's error would be to the server.
+    with pytest.raises(LoadFailedError, match="could not be loaded: model='x': there is no such"):
         await generator.generate([1], SAMPLING)
+    with pytest.raises(LoadFailedError):
+        await generator.generate([1], SAMPLING)
+    assert "no such directory" in generator.fault
     assert not generator.is_running
     assert not generator.is_ready
     await generator.close()
