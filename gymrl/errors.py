@@ -297,6 +297,10 @@ class RewardContractError(RolloutDataFailure, ValueError):
     components: dict[str, float] | None = None
 
 
+class CohortIncomplete(RolloutInfraFailure):
+    """An attempt has its reward, but one that it was compared with by its verifier has failed."""
+
+
 class RowRejected(RolloutDataFailure):
     """The caller's `accept` refused the sample; it is not attempted again."""
 

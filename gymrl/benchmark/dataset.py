@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from omegaconf.errors import OmegaConfBaseException
 
 from gymrl.benchmark.files import read_rows
 from gymrl.benchmark.roots import find_path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gymrl.gym.registry import InstanceConfig
 
 POLICY_MODEL = "policy_model"
+_COMPARED = "num_rollouts_per_prompt"
 
 
 class BenchmarkDataset(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,20 +65,7 @@ def benchmark_dataset(config: DictConfig) -> BenchmarkDataset:
     Raises:
         ConfigError: There is none, or several; or the block is not as it should be.
     """
-    found = [
-        (instance, index)
-        for instance in server_instances(unresolved(config)).values()
-        if instance.kind in (AGENTS, RESOURCES)
-        for index, block in enumerate(instance.block.get("datasets") or [])
-        if isinstance(block, dict) and block.get("type") == "benchmark"
-    ]
-    if len(found) != 1:
-        raise ConfigError(
-            f"A plan covers exactly one benchmark, but the config declares {len(found)}"
-            + "".join(f"; one at {instance.name!r}" for instance, _ in found),
-            setting="datasets",
-        )
-    instance, index = found[0]
+    instance, index = _declaring(server_instances(unresolved(config)))
     node = config[instance.name][instance.kind][instance.impl]["datasets"][index]
     what = f"the dataset of {instance.name!r}"
     block = resolved(node, what)
@@ -89,6 +78,52 @@ def benchmark_dataset(config: DictConfig) -> BenchmarkDataset:
             f"{what}: num_repeats={dataset.num_repeats}: must be positive", setting="num_repeats"
         )
     return dataset
+
+
+def _declaring(instances: Mapping[str, InstanceConfig]) -> tuple[InstanceConfig, int]:
+    """The instance that declares the benchmark's dataset, and which of its datasets that is."""
+    found = [
+        (instance, index)
+        for instance in instances.values()
+        if instance.kind in (AGENTS, RESOURCES)
+        for index, block in enumerate(instance.block.get("datasets") or [])
+        if isinstance(block, dict) and block.get("type") == "benchmark"
+    ]
+    if len(found) != 1:
+        raise ConfigError(
+            f"A plan covers exactly one benchmark, but the config declares {len(found)}"
+            + "".join(f"; one at {instance.name!r}" for instance, _ in found),
+            setting="datasets",
+        )
+    return found[0]
+
+
+def compared_attempts(config: DictConfig) -> int:
+    """How many attempts at a task its verifier compares with each other, and so waits for.
+
+    Such a resources server says ``num_rollouts_per_prompt``. 1: attempts are graded one by one.
+
+    Raises:
+        ConfigError: There is not one dataset, or the number is none.
+    """
+    instances = server_instances(unresolved(config))
+    instance, _ = _declaring(instances)
+    verifier: InstanceConfig | None = instance
+    if instance.kind == AGENTS:
+        verifier = instances.get(instance.reference("resources_server") or "")
+    if verifier is None or _COMPARED not in verifier.block:
+        return 1
+    block = config[verifier.name][verifier.kind][verifier.impl]
+    try:
+        number = block[_COMPARED]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{verifier.name!r}: {_COMPARED}: {error}", setting=_COMPARED) from error
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ConfigError(
+            f"{verifier.name!r}: {_COMPARED}={number!r}: must be a positive integer",
+            setting=_COMPARED,
+        )
+    return number
 
 
 def prepared_file(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from anyio.from_thread import start_blocking_portal
 
+from gymrl.benchmark.dataset import compared_attempts
 from gymrl.benchmark.installed_gym import find_gym
 from gymrl.benchmark.real import (
     RESPONSES_ENDPOINT,
@@ -33,6 +34,8 @@ from gymrl.gym.registry import TASKSET_ROUTES, read_instances
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from gymrl.benchmark.installed_gym import InstalledGym
 
 _POLICY = {
     "policy_base_url": "http://policy-base-url.gymrl.invalid/v1",
@@ -61,10 +64,14 @@ class PlannedServers(msgspec.Struct, frozen=True):
     Attributes:
         servers: In Gym's shape; fits ``GymConfig.servers``.
         gym_version: The NeMo Gym that read them; None: they are gymrl's own.
+        refusal: Why they cannot be started, and `servers` is empty; None: they can.
+        group_size: Attempts at a task that the verifier compares with each other, and so waits for.
     """
 
     servers: dict[str, Any]
     gym_version: str | None = None
+    refusal: str | None = None
+    group_size: int = 1
 
 
 def planned_servers(
@@ -86,22 +93,39 @@ def planned_servers(
         gym_python: The interpreter that has NeMo Gym; None: what
             :func:`~gymrl.benchmark.installed_gym.find_gym` finds.
 
+    Returns:
+        With a refusal where servers of NeMo Gym's own are needed, and there is no NeMo Gym, they need
+        Ray, or a key is written out in their configuration.
+
     Raises:
         ConfigError: The name or the configuration is wrong.
-        RealServersError: Servers of NeMo Gym's own are needed, and there is no NeMo Gym, they need
-            Ray, or a key is written out in their configuration.
     """
     checked = checked_overrides(overrides)
     gym = find_gym(gym_python)
     places = search_roots(roots, gym)
     source = find_benchmark(benchmark, places)
     config = load_config(source, places, checked, dict.fromkeys(_POLICY, ""))
+    group_size = compared_attempts(config)
     real = real_instances(config)
     if not real:
-        return PlannedServers(served_instances(config))
-    if gym is None:
-        raise refuse_without_gym(real)
-    asked = {**gym_servers(source, checked, RESPONSES_ENDPOINT, places), **_POLICY}
+        return PlannedServers(served_instances(config), group_size=group_size)
+    try:
+        if gym is None:
+            raise refuse_without_gym(real)
+        asked = {**gym_servers(source, checked, RESPONSES_ENDPOINT, places), **_POLICY}
+        servers = _read_by(gym, asked, roots, unresolved(config))
+    except RealServersError as error:
+        return PlannedServers({}, refusal=error.message, group_size=group_size)
+    return PlannedServers(servers, gym.version, group_size=group_size)
+
+
+def _read_by(
+    gym: InstalledGym,
+    asked: dict[str, Any],
+    roots: Sequence[str | Path],
+    written: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The servers as Gym reads them, and as it shall read them again."""
     gym_config = GymConfig(
         servers=asked, gym_python=gym.python, gym_roots=tuple(str(root) for root in roots)
     )
@@ -110,7 +134,7 @@ def planned_servers(
         read = portal.call(
             partial(read_by_gym, gym_config, base_urls, _POLICY["policy_model_name"])
         )
-    return PlannedServers(restated(read.config, unresolved(config)), gym.version)
+    return restated(read.config, written)
 
 
 def restated(read: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import msgspec
 
 from gymrl.errors import ConfigError, OutputError
 from gymrl.evaluation.differences import is_extension, plan_differences
-from gymrl.evaluation.lines import read_lines, run_record
+from gymrl.evaluation.lines import counting_lines, run_record
 from gymrl.evaluation.plan import EvaluationPlan, PlannedTask, TaskKey
 from gymrl.records.media import MediaFolder
 from gymrl.records.reader import cut_torn_line
@@ -164,7 +164,7 @@ class Journal:
 
     def _read(self) -> None:
         seen: set[str] = set()
-        for _, line in read_lines(self.path, self.plan):
+        for _, line in counting_lines(self.path, self.plan):
             key = (TaskKey(line.benchmark, line.task_digest), line.rollout_index)
             if key[0] not in self._known or line.rollout_id in seen:
                 continue
@@ -179,11 +179,12 @@ class Journal:
         """Rows of the plan that have a result."""
         return sum(repeat < self._known[key].repeats for key, repeat in self._finished)
 
-    def pending(self, max_tries: int) -> Iterator[PendingRow]:
+    def pending(self, max_tries: int) -> Iterator[tuple[PendingRow, ...]]:
         """Rows that have no result and may be tried: every task once, then every task again.
 
-        A run that is ended early has then looked at as many tasks as it could. What :meth:`add`
-        adds meanwhile is not looked at.
+        Rows that are compared with each other come together, all of them where one has no result;
+        any other comes alone. A run that is ended early has looked at as many tasks as it could. What
+        :meth:`add` adds meanwhile is not looked at.
 
         Args:
             max_tries: Rows that have failed as often are left as they are.
@@ -191,18 +192,24 @@ class Journal:
         finished = frozenset(self._finished)
         tries = dict(self._tries)
         rounds = max((task.repeats for task in self._known.values()), default=0)
-        for repeat in range(rounds):
+        for turn in range(rounds):
             for task in self._known.values():
-                key = (task.key, repeat)
-                is_due = repeat < task.repeats and key not in finished
-                if is_due and tries.get(key, 0) < max_tries:
-                    yield PendingRow(task, repeat, tries.get(key, 0))
+                first = turn * task.group_size
+                together = range(first, min(first + task.group_size, task.repeats))
+                if all((task.key, repeat) in finished for repeat in together):
+                    continue
+                rows = tuple(
+                    PendingRow(task, repeat, tries.get((task.key, repeat), 0))
+                    for repeat in together
+                )
+                if max(row.tries for row in rows) < max_tries:
+                    yield rows
 
-    def add(self, record: RowRecord, group: RolloutGroup | None = None) -> None:
-        """Write a row's line, and the images that it refers to.
+    def add(self, *records: RowRecord, group: RolloutGroup | None = None) -> None:
+        """Write the lines of rows that were made together, and the images that they refer to.
 
         Args:
-            record: The line.
+            *records: The lines.
             group: Has the images; None: there are none.
 
         Raises:
@@ -211,20 +218,21 @@ class Journal:
         if group is not None:
             with _writing(self.path):
                 self._media.write_group(group)
-        self._append(record)
-        key = (TaskKey(record.benchmark, record.task_digest), record.rollout_index)
-        if record.trajectory is not None:
-            self._finished.add(key)
+        self._append(*records)
+        for record in records:
+            key = (TaskKey(record.benchmark, record.task_digest), record.rollout_index)
+            if record.trajectory is not None:
+                self._finished.add(key)
 
-    def _append(self, record: RunRecord | RowRecord) -> None:
+    def _append(self, *records: RunRecord | RowRecord) -> None:
         if self._file is None:
             raise OutputError(f"{self.path} is closed", path=str(self.path))
-        line = memoryview(_encoder.encode(record) + b"\n")
+        lines = memoryview(_encoder.encode_lines(records))
         with _writing(self.path):
             size = os.fstat(self._file).st_size
             try:
-                while line:
-                    line = line[os.write(self._file, line) :]
+                while lines:
+                    lines = lines[os.write(self._file, lines) :]
             except OSError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._file, size)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gymrl.errors import ConfigError, RowValueError
-from gymrl.evaluation.plan import config_digest
+from gymrl.evaluation.plan import TaskKey, config_digest
 from gymrl.gym.schema import LENGTH_REASONS
 from gymrl.records import lines as records
 from gymrl.records.schema import RunRecord
@@ -95,6 +95,7 @@ class RowLine(msgspec.Struct, frozen=True, gc=False, tag="row", tag_field="recor
     rollout_id: str
     benchmark: str = ""
     task_id: str = ""
+    cohort: str = ""
     trajectory: TrajectoryLine | None = None
     failure: FailureLine | None = None
 
@@ -145,6 +146,33 @@ def read_lines(path: Path, plan: EvaluationPlan) -> Iterator[tuple[int, RowLine]
         raise RowValueError(
             f"{error}; take the line out, and its row is run again when the evaluation is continued"
         ) from error
+
+
+def counting_lines(path: Path, plan: EvaluationPlan) -> Iterator[tuple[int, RowLine]]:
+    """As :func:`read_lines`, without results of cohorts that are not whole.
+
+    The results of attempts that were compared with each other come once all of them have come: a kill
+    may have torn them, and then they are made again, as another cohort.
+
+    Args:
+        path: The file.
+        plan: What it is of.
+
+    Raises:
+        ConfigError, RowValueError: As :func:`read_lines`.
+    """
+    sizes = {task.key: task.group_size for task in plan.tasks() if task.group_size > 1}
+    held: dict[tuple[TaskKey, str], dict[int, tuple[int, RowLine]]] = {}
+    for number, line in read_lines(path, plan):
+        task = TaskKey(line.benchmark, line.task_digest)
+        size = sizes.get(task, 1)
+        if size == 1 or line.trajectory is None:
+            yield number, line
+            continue
+        cohort = held.setdefault((task, line.cohort), {})
+        cohort[line.rollout_index] = number, line
+        if len(cohort) == size:
+            yield from held.pop((task, line.cohort)).values()
 
 
 def _check_run(path: Path, run: RunRecord, plan: EvaluationPlan) -> None:

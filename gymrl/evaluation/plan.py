@@ -45,6 +45,7 @@ class PlannedTask(msgspec.Struct, frozen=True):
         first_row: The place of its first attempt among all rows of the plan.
         task_id: Its id in the benchmark.
         repeats: Attempts to be made.
+        group_size: Attempts that are made together; see :class:`BenchmarkPlan`.
         source: The row's ``task_source``, else the agent it names.
         row: The dataset row.
     """
@@ -54,6 +55,7 @@ class PlannedTask(msgspec.Struct, frozen=True):
     first_row: int
     task_id: str
     repeats: int
+    group_size: int
     source: str
     row: dict[str, Any]
 
@@ -70,6 +72,8 @@ class BenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
         servers: The server instances that grade it, in Gym's shape.
         gym_version: The NeMo Gym whose own servers are among them; None: all are gymrl's.
         refusal: Why gymrl cannot start them; None: it can.
+        group_size: Attempts at a task that its verifier compares with each other, and so waits for:
+            they are made together, and count together or not at all. 1: each is graded alone.
         rows: Each task's row once, in the order of the dataset.
     """
 
@@ -81,7 +85,18 @@ class BenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
     servers: dict[str, Any] = {}
     gym_version: str | None = None
     refusal: str | None = None
+    group_size: int = 1
     rows: list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or self.repeats % self.group_size:
+            raise ConfigError(
+                f"benchmark {self.label!r}: repeats={self.repeats}: its verifier compares "
+                f"{self.group_size} attempts at a task with each other (num_rollouts_per_prompt of "
+                f"its server): ask for {self.group_size} repeats or a multiple of them, or override "
+                "that number",
+                setting="repeats",
+            )
 
     def digests(self) -> dict[str, str]:
         """Each task's id and digest."""
@@ -145,6 +160,7 @@ class EvaluationPlan(msgspec.Struct, frozen=True, kw_only=True):
                     first_row=first_row,
                     task_id=task_id,
                     repeats=benchmark.repeats,
+                    group_size=benchmark.group_size,
                     source=source_of(row, benchmark.label),
                     row=row,
                 )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.benchmark.plan import row_task_id
-from gymrl.benchmark.planned_servers import PlannedServers, planned_servers
+from gymrl.benchmark.planned_servers import planned_servers
 from gymrl.benchmark.planning import plan_benchmark
-from gymrl.errors import ConfigError, RealServersError
+from gymrl.errors import ConfigError
 from gymrl.evaluation.fingerprint import fingerprint_of
 from gymrl.evaluation.plan import BenchmarkPlan, EvaluationPlan, require_labels
 from gymrl.evaluation.settings import EvaluationSettings
@@ -129,12 +129,7 @@ def _planned(
     planned = plan_benchmark(
         choice.name, choice.task_ids, merged, roots=roots, gym_python=gym_python
     )
-    started = PlannedServers({})
-    refusal = None
-    try:
-        started = planned_servers(choice.name, merged, roots=roots, gym_python=gym_python)
-    except RealServersError as error:
-        refusal = error.message
+    started = planned_servers(choice.name, merged, roots=roots, gym_python=gym_python)
     rows = _each_task_once(planned)
     count = choice.repeats if choice.repeats is not None else repeats
     if count is None:
@@ -149,7 +144,8 @@ def _planned(
         plan=planned.plan,
         servers=started.servers,
         gym_version=started.gym_version,
-        refusal=refusal,
+        refusal=started.refusal,
+        group_size=started.group_size,
         rows=rows,
     )
 

@@ -9,7 +9,7 @@ import msgspec
 
 from gymrl.errors import ConfigError
 from gymrl.evaluation.journal import PLAN_FILE, ROLLOUTS_FILE, read_plan
-from gymrl.evaluation.lines import read_lines
+from gymrl.evaluation.lines import counting_lines
 from gymrl.evaluation.plan import EvaluationPlan, TaskKey
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def read_evaluation(directory: str | Path) -> Evaluation:
     if not path.exists():
         return evaluation
     seen: set[str] = set()
-    for number, line in read_lines(path, plan):
+    for number, line in counting_lines(path, plan):
         outcome = tasks.get(TaskKey(line.benchmark, line.task_digest))
         if outcome is None or not 0 <= line.rollout_index < outcome.repeats:
             evaluation.foreign += 1

@@ -12,35 +12,29 @@ import anyio.to_thread
 import msgspec
 
 from gymrl.benchmark.policy import PolicyServer
-from gymrl.concurrency import close_within, closing_stream, gather_bounded
+from gymrl.concurrency import close_within, gather_bounded
 from gymrl.errors import ConfigError, RolloutFailure, RolloutRedispatchExhausted
+from gymrl.evaluation.asking import CohortWatch, TaskAsker
 from gymrl.evaluation.engine import completed_plan, engine_config, with_gym
-from gymrl.evaluation.journal import METRICS_FILE, Journal, write_whole
+from gymrl.evaluation.journal import METRICS_FILE, Journal, PendingRow, write_whole
 from gymrl.evaluation.reading import read_evaluation
 from gymrl.evaluation.report import EvaluationReport, report_evaluation
 from gymrl.evaluation.servers import MergedServers, merged_servers
 from gymrl.evaluation.settings import RunOptions
-from gymrl.evaluation.tasks import attempt_row
-from gymrl.gym.client import failure_of
 from gymrl.gym.listener import PortRange
 from gymrl.gym.policy_key import KeyedPool, require_taken
 from gymrl.gym.shards import row_route
-from gymrl.records.writer import records_of
 from gymrl.rollout.engine import RolloutEngine
-from gymrl.rollout.prepare import GroupSizes, prepare_rows
-from gymrl.types import Failure, RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Collection, Iterator
 
-    from gymrl.evaluation.journal import PendingRow
     from gymrl.evaluation.plan import EvaluationPlan
     from gymrl.gym.client import HttpPool
     from gymrl.records.schema import RowRecord
 
 logger = logging.getLogger(__name__)
 
-_ONE = GroupSizes(group=1)
 _STOP_TIMEOUT_S = 10.0
 _KEY_TIMEOUT_S = 30.0
 
@@ -113,7 +107,7 @@ async def run_evaluation(
     journal = Journal(directory, completed, overwrite=overwrite, extend=extend)
     with contextlib.closing(journal):
         await anyio.to_thread.run_sync(journal.open)
-        count = sum(1 for _ in journal.pending(chosen.max_tries))
+        count = sum(len(rows) for rows in journal.pending(chosen.max_tries))
         if observer is not None:
             observer.begin(completed, journal.num_finished, count)
         if count:
@@ -139,13 +133,17 @@ async def _run_pending(
         config = await anyio.to_thread.run_sync(
             engine_config, journal.plan, reachable, merged.servers, abandon_on_cancel=True
         )
-        async with RolloutEngine(config) as engine:
-            runner = _Runner(engine, journal, options, merged, observer)
-            runner.check_routes()
+        watch = CohortWatch()
+        async with RolloutEngine(config, observer=watch) as engine:
+            asker = TaskAsker(engine, watch, journal.plan.settings, merged.renamed)
+            runner = _Runner(asker, journal, options, observer)
+            runner.check_routes(engine.routes)
             if observer is not None:
                 observer.started()
             pending = journal.pending(options.max_tries)
-            await gather_bounded(lambda _: runner.work(pending), range(options.concurrency))
+            together = max(each.group_size for each in journal.plan.benchmarks)
+            at_a_time = max(1, options.concurrency // together)
+            await gather_bounded(lambda _: runner.work(pending), range(at_a_time))
 
 
 @contextlib.asynccontextmanager
@@ -176,33 +174,29 @@ async def _check_key(pool: HttpPool, base_url: str) -> None:
 
 
 class _Runner:
-    """Takes rows one by one through the engine, each in a stream of its own."""
+    """Takes rows through the engine and writes what becomes of them."""
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        asker: TaskAsker,
         journal: Journal,
         options: RunOptions,
-        merged: MergedServers,
         observer: EvaluationObserver | None,
     ) -> None:
-        self._engine = engine
+        self._asker = asker
         self._journal = journal
-        self._settings = journal.plan.settings
         self._options = options
-        self._renamed = merged.renamed
         self._observer = observer
         self._outages = 0
 
-    def check_routes(self) -> None:
+    def check_routes(self, routes: Collection[str]) -> None:
         """Refuse a plan whose rows name servers that are not there.
 
         Raises:
-            RowValueError: The first, with its benchmark.
+            ConfigError: The first, with its benchmark.
         """
-        routes = self._engine.routes
         for task in self._journal.plan.tasks() if routes else ():
-            row, _ = attempt_row(task, 0, self._settings, self._renamed.get(task.key.benchmark))
+            row, _ = self._asker.row(PendingRow(task, 0, 0))
             route = row_route(row, 0)
             if route not in routes:
                 raise ConfigError(
@@ -211,33 +205,15 @@ class _Runner:
                     setting="registry_url",
                 )
 
-    async def work(self, pending: Iterator[PendingRow]) -> None:
+    async def work(self, pending: Iterator[tuple[PendingRow, ...]]) -> None:
         """Run rows until there are no more; several of these share the iterator."""
-        for row in pending:
-            await self._attempt(row)
-
-    async def _attempt(self, pending: PendingRow) -> None:
-        task, repeat = pending.task, pending.repeat
-        renamed = self._renamed.get(task.key.benchmark)
-        row, sampling = attempt_row(task, repeat, self._settings, renamed)
-        outage: RolloutRedispatchExhausted | None = None
-        try:
-            stream = self._engine.stream_repeated([row], _ONE, sampling=sampling, training=False)
-            async with closing_stream(stream) as groups:
-                (group,) = [group async for group in groups]
-        except RolloutRedispatchExhausted as error:
-            outage = error
-            failure = failure_of(error.__cause__ or error, row=0)
-            failure = msgspec.structs.replace(failure, attempts=error.attempts or 1)
-            (prepared,) = prepare_rows([row], sampling, _ONE, is_training=False)
-            group = RolloutGroup(
-                index=0, task_index=task.number, rows=(prepared,), samples=(failure,)
-            )
-        record = _record_of(group, pending)
-        self._journal.add(record, group)
-        if self._observer is not None:
-            self._observer.row(record)
-        self._watch_outages(outage, record)
+        for together in pending:
+            asked = await self._asker.ask(together)
+            self._journal.add(*asked.records, group=asked.group)
+            if self._observer is not None:
+                for record in asked.records:
+                    self._observer.row(record)
+            self._watch_outages(asked.outage, asked.records[0])
 
     def _watch_outages(self, outage: RolloutRedispatchExhausted | None, record: RowRecord) -> None:
         if outage is None:
@@ -251,38 +227,3 @@ class _Runner:
                 f"max_outages); the run can be continued. The last one{last}",
                 attempts=outage.attempts,
             ) from outage
-
-
-def _record_of(group: RolloutGroup, pending: PendingRow) -> RowRecord:
-    task, repeat = pending.task, pending.repeat
-    try:
-        (record,) = records_of(group)
-    except RolloutFailure as error:
-        failed = msgspec.structs.replace(group, samples=(failure_of(error, row=0),))
-        (record,) = records_of(failed)
-    failure = record.failure
-    if failure is not None:
-        failure = _named(failure, pending)
-    return msgspec.structs.replace(
-        record,
-        group=task.number,
-        group_size=task.repeats,
-        index=task.first_row + repeat,
-        task_index=task.number,
-        rollout_index=repeat,
-        task_digest=task.key.digest,
-        benchmark=task.key.benchmark,
-        task_id=task.task_id,
-        failure=failure,
-    )
-
-
-def _named(failure: Failure, pending: PendingRow) -> Failure:
-    """The failure under the name that the row has in the evaluation: alone it is row 0."""
-    task, repeat = pending.task, pending.repeat
-    message = failure.message.removeprefix("row 0: ").removeprefix("row 0 ")
-    return msgspec.structs.replace(
-        failure,
-        message=f"task {task.task_id!r}, repeat {repeat}: {message}",
-        row=task.first_row + repeat,
-    )

@@ -282,10 +282,13 @@ def _introduce_models(
     for config in instances.values():
         if config.kind != MODELS or (config.name == POLICY_MODEL and roots):
             continue
-        base_url = config.block.get("base_url")
+        base_url, host, port = (config.block.get(key) for key in ("base_url", "host", "port"))
+        if base_url is None and host and port:
+            base_url = f"http://{host}:{port}"  # a model server of Gym's that somebody else runs
         if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"model {config.name!r} needs a base_url that is a URL, not {base_url!r}",
+                f"model {config.name!r} needs a base_url that is a URL, not {base_url!r}, or the host "
+                "and port of a server that runs",
                 setting=config.name,
             )
         peers.set(config.name, base_url.rstrip("/").removesuffix("/v1"))

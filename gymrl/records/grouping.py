@@ -35,6 +35,7 @@ class RowHead(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="row", ta
     rollout_id: str
     task_digest: str
     benchmark: str = ""
+    cohort: str = ""
     failure: FailureHead | None = None
 
     @property
@@ -58,13 +59,22 @@ class HeldLine(msgspec.Struct, frozen=True, gc=False):
         place: Where it is.
         rollout_id: The row's.
         task_digest: The row's.
+        cohort: The row's.
         failed: It has no result, so a later line may take its place.
     """
 
     place: Place
     rollout_id: str
     task_digest: str
+    cohort: str
     failed: bool
+
+    def gives_way_to(self, row: RowHead) -> bool:
+        """Whether the row was made because this one does not count.
+
+        A cohort is made again when not all of it was written.
+        """
+        return row.task_digest == self.task_digest and (self.failed or row.cohort != self.cohort)
 
 
 class OpenGroup(msgspec.Struct):
@@ -96,17 +106,17 @@ class OpenGroup(msgspec.Struct):
         return [self._held[attempt].place for attempt in sorted(self._held)]
 
     def take(self, row: RowHead, place: Place) -> bool:
-        """Take a line, in place of an earlier failure of the same attempt where there is one.
+        """Take a line, in place of an earlier one of the same attempt that does not count.
 
         Returns:
             False where the attempt has a line that the row can't replace.
         """
         before = self._held.get(row.attempt)
-        if before is not None and not (before.failed and before.task_digest == row.task_digest):
+        if before is not None and not before.gives_way_to(row):
             return False
         self.number, self.size, self.last = row.group, row.group_size, place.number
         self._held[row.attempt] = HeldLine(
-            place, row.rollout_id, row.task_digest, row.failure is not None
+            place, row.rollout_id, row.task_digest, row.cohort, row.failure is not None
         )
         return True
 

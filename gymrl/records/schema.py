@@ -144,6 +144,8 @@ class RowRecord(
         timings: Of the whole stream, on the last row of its last group.
         benchmark: The benchmark's label, in a file of an evaluation.
         task_id: The task's id there.
+        cohort: Names the attempts that its verifier compared with each other, where it did: they
+            count together. Attempts that were made again are of another one.
     """
 
     group: int
@@ -163,6 +165,7 @@ class RowRecord(
     timings: dict[str, float] | None = None
     benchmark: str = ""
     task_id: str = ""
+    cohort: str = ""
 
     def row(self, folder: MediaFolder | None = None) -> Row:
         """The row as it was prepared; its body is empty JSON where the task was left out.

@@ -1,16 +1,26 @@
 """An evaluation graded by NeMo Gym's own servers: planned on the command line, run, run again."""
 
+import itertools
 import json
+from functools import partial
 
+import anyio.to_thread
 import msgspec
 import pytest
 
 from gymrl.cli.app import run_app
 from gymrl.errors import ConfigError
-from gymrl.evaluation import EvaluationPlan, RunOptions, run_evaluation
+from gymrl.evaluation import (
+    EvaluationPlan,
+    EvaluationSettings,
+    RunOptions,
+    plan_evaluation,
+    run_evaluation,
+)
 from gymrl.evaluation.engine import with_gym
 from gymrl.records import read_records
 from gymrl.testing import build_tiny_model
+from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
 
 pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(300)]
 
@@ -95,3 +105,41 @@ def test_another_gym_than_the_plans_is_refused(plan, gym_python):
         with_gym(other, RunOptions(gym_python=gym_python))
     elsewhere = RunOptions(registry_url="http://127.0.0.1:9", gym_python="/no/such/python")
     assert with_gym(other, elsewhere).gym_python is None
+
+
+def judge_by_length(body):
+    """The longer of two answers is better by as much as it is longer."""
+    first, second = (len(body["metadata"][name]) for name in ("response_1", "response_2"))
+    ranking = 1 if first > second else 6
+    return ModelCall(text=json.dumps({"score_1": first, "score_2": second, "ranking": ranking}))
+
+
+async def test_gyms_verifier_compares_the_attempts_at_a_task_when_all_have_come(
+    root, gym_python, tmp_path
+):
+    lengths = itertools.count(1)
+    policy = ScriptedModelServer(lambda _: ModelCall(text="x" * next(lengths)))
+    async with policy, ScriptedModelServer(judge_by_length) as judge:
+        port = int(judge.base_url.removesuffix("/v1").rpartition(":")[2])
+        planning = partial(
+            plan_evaluation,
+            ["ranked"],
+            EvaluationSettings.from_dict({"policy": {"name": "scripted"}}),
+            overrides={"genrm_model": {"responses_api_models": {"genrm_model": {"port": port}}}},
+            roots=[root],
+            gym_python=gym_python,
+        )
+        plan = await anyio.to_thread.run_sync(planning)
+        options = RunOptions(
+            base_urls=(policy.base_url,),
+            gym_python=gym_python,
+            gym_roots=(str(root),),
+            in_process=True,
+            concurrency=1,
+        )
+        with anyio.fail_after(120):
+            report = await run_evaluation(plan, tmp_path, options)
+    assert report.complete
+    records = list(read_records(tmp_path / "rollouts.jsonl"))
+    assert sorted(record.trajectory.reward.total for record in records) == [1.0, 2.0, 3.0]
+    assert len({record.cohort for record in records}) == 1

@@ -60,7 +60,7 @@ from gymrl.records.schema import RowRecord, SamplingRecord
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 plan = EvaluationPlan.from_json(Path(sys.argv[1], "plan.json").read_bytes())
 with Journal(Path(sys.argv[1]), plan) as journal:
-    (row,) = list(journal.pending(3))[:1]
+    ((row,),) = list(journal.pending(3))[:1]
     size = journal.path.stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, size + 50))
     try:
@@ -77,7 +77,7 @@ with Journal(Path(sys.argv[1]), plan) as journal:
 
 def test_a_full_disk_is_an_error_and_the_file_stays_whole(tmp_path):
     with Journal(tmp_path, make_plan(2, 2)) as journal:
-        first, *_ = journal.pending(3)
+        (first,), *_ = journal.pending(3)
         journal.add(make_record(first.task, first.repeat))
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True

@@ -114,3 +114,21 @@ async def test_the_model_servers_status_decides_whose_fault_the_row_is(make_row,
     assert isinstance(outcome, Failure)
     assert (outcome.kind, outcome.status) == (kind, status)
     assert "maximum context length is 16" in outcome.message
+
+
+async def test_a_model_server_that_runs_elsewhere_is_named_by_host_and_port(make_row):
+    script = [ModelCall(text="It is 2.")]
+    async with ScriptedModelServer(script) as judge, ScriptedModelServer([]) as policy:
+        host, port = judge.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        elsewhere = {"entrypoint": "runs_elsewhere", "host": host, "port": int(port)}
+        asking_it = servers("reason", "gymrl.gym.embedded.reasoning_gym:ReasoningGymServer")
+        agent = asking_it["reason_agent"]["responses_api_agents"]["simple_agent"]
+        agent["model_server"] = {"type": "responses_api_models", "name": "judge"}
+        config = GymConfig(
+            servers=asking_it | {"judge": {"responses_api_models": {"genrm_model": elsewhere}}}
+        )
+        entry = {"question": "1+1?", "answer": "2", "metadata": {}}
+        row = make_row(0, "reason", dataset="chain_sum", entry=entry)
+        outcome = (await roll_out(config, policy, row))[0]
+        assert isinstance(outcome, Trajectory), outcome
+        assert (len(judge.bodies), policy.bodies) == (1, [])

@@ -57,6 +57,7 @@ def make_record():
     """The line of an attempt at a planned task: a reward, or None for a failure."""
 
     def make(task, repeat=0, reward=1.0, *, rollout_id=None, error="RolloutTimeout", **fields):
+        cohort = fields.pop("cohort", "")
         failure_fields = fields.pop("failure_fields", {})
         failure = None
         trajectory = None
@@ -92,6 +93,7 @@ def make_record():
             failure=failure,
             benchmark=task.key.benchmark,
             task_id=task.task_id,
+            cohort=cohort,
         )
 
     return make

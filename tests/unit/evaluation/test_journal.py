@@ -12,17 +12,23 @@ from hypothesis import strategies as st
 from gymrl.errors import ConfigError, OutputError, RowValueError
 from gymrl.evaluation import EvaluationSettings, SamplingSettings, read_evaluation
 from gymrl.evaluation.journal import Journal
+from gymrl.records import read_groups
 from gymrl.types import Failure, FailureKind, RolloutGroup, Row
 
 
 def keys_of(pending):
-    return [(row.task.task_id, row.repeat) for row in pending]
+    return [(row.task.task_id, row.repeat) for rows in pending for row in rows]
+
+
+def single(pending):
+    """The rows that are made one by one."""
+    return [row for (row,) in pending]
 
 
 def run_all(directory, plan, make_record, max_tries=3, reward=1.0):
     """What a run does with a directory, with attempts that cost nothing."""
     with Journal(directory, plan) as journal:
-        for number, row in enumerate(journal.pending(max_tries)):
+        for number, row in enumerate(single(journal.pending(max_tries))):
             name = f"{row.task.task_id}-{row.repeat}-{row.tries}-{number}"
             journal.add(make_record(row.task, row.repeat, reward, rollout_id=name))
 
@@ -49,7 +55,7 @@ def test_a_new_directory_gets_every_task_once_and_then_again(tmp_path, make_plan
 def test_finished_rows_are_not_run_again(tmp_path, make_plan, make_record):
     plan = make_plan()
     with Journal(tmp_path, plan) as journal:
-        first, second, *_ = journal.pending(3)
+        first, second, *_ = single(journal.pending(3))
         journal.add(make_record(first.task, first.repeat, 0.0))
         journal.add(make_record(second.task, second.repeat, 1.0))
 
@@ -64,7 +70,7 @@ def test_half_a_last_line_is_dropped_with_a_warning_and_its_row_run_again(
     # NVIDIA-NeMo/Gym#252, #2750: killed after 5 of 8 rows, the last line half-written.
     plan = make_plan(tasks=("t1", "t2", "t3", "t4"))
     with Journal(tmp_path, plan) as journal:
-        for row in list(journal.pending(3))[:6]:
+        for row in single(journal.pending(3))[:6]:
             journal.add(make_record(row.task, row.repeat))
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(path.read_bytes()[:-40])
@@ -109,7 +115,7 @@ def test_failed_rows_are_tried_again_until_their_budget_is_spent(tmp_path, make_
     tried = []
     for _ in range(5):
         with Journal(tmp_path, plan) as journal:
-            tried.append([row.tries for row in journal.pending(3)])
+            tried.append([row.tries for row in single(journal.pending(3))])
         run_all(tmp_path, plan, make_record, reward=None)
     assert tried == [[0], [1], [2], [], []]
     with Journal(tmp_path, plan) as journal:
@@ -119,10 +125,10 @@ def test_failed_rows_are_tried_again_until_their_budget_is_spent(tmp_path, make_
 def test_a_refused_connection_is_no_try(tmp_path, make_plan, make_record):
     plan = make_plan(tasks=("t1",), repeats=1)
     with Journal(tmp_path, plan) as journal:
-        (row,) = journal.pending(1)
+        (row,) = single(journal.pending(1))
         journal.add(make_record(row.task, 0, None, failure_fields={"was_sent": False}))
     with Journal(tmp_path, plan) as journal:
-        assert [row.tries for row in journal.pending(1)] == [0]
+        assert [row.tries for row in single(journal.pending(1))] == [0]
 
 
 def test_a_row_that_failed_before_and_has_a_result_now_is_finished(
@@ -141,7 +147,7 @@ def test_a_line_that_stands_twice_is_one_try(tmp_path, make_plan, make_record):
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[1])
     with Journal(tmp_path, plan) as journal:
-        assert [row.tries for row in journal.pending(3)] == [1]
+        assert [row.tries for row in single(journal.pending(3))] == [1]
     assert read_evaluation(tmp_path).duplicates == 1
 
 
@@ -221,8 +227,8 @@ def test_the_images_of_a_row_lie_beside_the_file_and_go_when_it_begins_anew(
     failure = Failure(kind=FailureKind.DATA, error="E", message="")
     group = RolloutGroup(index=0, task_index=0, rows=(row,), samples=(failure,))
     with Journal(tmp_path, make_plan()) as journal:
-        (pending, *_) = journal.pending(3)
-        journal.add(make_record(pending.task, pending.repeat), group)
+        (pending, *_) = single(journal.pending(3))
+        journal.add(make_record(pending.task, pending.repeat), group=group)
     folder = tmp_path / f"{journal.path.name}.media"
     assert (folder / digest).read_bytes() == image
     with Journal(tmp_path, make_plan(), overwrite=True):
@@ -275,8 +281,99 @@ def test_a_directory_that_cannot_be_made_is_a_message(tmp_path, make_plan):
 def test_a_closed_journal_takes_nothing(tmp_path, make_plan, make_record):
     journal = Journal(tmp_path, make_plan())
     journal.open()
-    row = next(journal.pending(3))
+    (row,) = next(journal.pending(3))
     journal.close()
     journal.close()
     with pytest.raises(OutputError, match="closed"):
         journal.add(make_record(row.task, row.repeat))
+
+
+def compared(journal, task_id):
+    """The rows of a task that are made together."""
+    return next(rows for rows in journal.pending(3) if rows[0].task.task_id == task_id)
+
+
+def add_cohort(journal, rows, make_record, cohort, reward=1.0, **fields):
+    records = [
+        make_record(
+            row.task,
+            row.repeat,
+            reward,
+            rollout_id=f"{cohort}-{row.repeat}",
+            cohort=cohort,
+            **fields,
+        )
+        for row in rows
+    ]
+    journal.add(*records)
+
+
+def test_rows_that_are_compared_come_together_and_are_counted_apart(
+    tmp_path, make_plan, make_record
+):
+    plan = make_plan(tasks=("t1", "t2"), repeats=4, group_size=2)
+    with Journal(tmp_path, plan) as journal:
+        found = [[(r.task.task_id, r.repeat) for r in rows] for rows in journal.pending(3)]
+        assert found == [
+            [("t1", 0), ("t1", 1)],
+            [("t2", 0), ("t2", 1)],
+            [("t1", 2), ("t1", 3)],
+            [("t2", 2), ("t2", 3)],
+        ]
+        add_cohort(journal, compared(journal, "t2"), make_record, "a")
+    with Journal(tmp_path, plan) as journal:
+        assert keys_of(journal.pending(3)) == [
+            ("t1", 0), ("t1", 1), ("t1", 2), ("t1", 3), ("t2", 2), ("t2", 3)
+        ]  # fmt: skip
+        assert journal.num_finished == 2
+
+
+@pytest.mark.parametrize("whole_lines", [1, 2, 3])
+def test_a_torn_cohort_is_made_again_and_never_mixed(tmp_path, make_plan, make_record, whole_lines):
+    plan = make_plan(tasks=("t1",), repeats=3, group_size=3)
+    with Journal(tmp_path, plan) as journal:
+        add_cohort(journal, compared(journal, "t1"), make_record, "first", 0.25)
+    path = tmp_path / "rollouts.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: 1 + whole_lines]) + lines[-1][:50])
+
+    (task,) = read_evaluation(tmp_path).tasks
+    if whole_lines == 3:
+        assert task.rewards == [0.25] * 3
+        return
+    assert (task.rewards, task.missing) == ([], 3)
+    with Journal(tmp_path, plan) as journal:
+        add_cohort(journal, compared(journal, "t1"), make_record, "second", 1.0)
+        assert list(journal.pending(3)) == []
+    (task,) = read_evaluation(tmp_path).tasks
+    assert task.rewards == [1.0] * 3
+    (group,) = read_groups(path)
+    assert [sample.reward.total for sample in group.samples] == [1.0] * 3
+
+
+def test_a_line_taken_out_of_a_cohort_costs_all_of_it(tmp_path, make_plan, make_record):
+    plan = make_plan(tasks=("t1",), repeats=2, group_size=2)
+    with Journal(tmp_path, plan) as journal:
+        add_cohort(journal, compared(journal, "t1"), make_record, "first", 0.25)
+    path = tmp_path / "rollouts.jsonl"
+    run, _, kept = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(run + kept)
+    with Journal(tmp_path, plan) as journal:
+        assert keys_of(journal.pending(3)) == [("t1", 0), ("t1", 1)]
+
+
+def test_a_cohort_that_failed_is_tried_again_within_its_budget(tmp_path, make_plan, make_record):
+    plan = make_plan(tasks=("t1",), repeats=2, group_size=2)
+    for name in ("first", "second"):
+        with Journal(tmp_path, plan) as journal:
+            add_cohort(journal, compared(journal, "t1"), make_record, name, None)
+    with Journal(tmp_path, plan) as journal:
+        assert [[row.tries for row in rows] for rows in journal.pending(3)] == [[2, 2]]
+        assert list(journal.pending(2)) == []
+    (task,) = read_evaluation(tmp_path).tasks
+    assert [failed.tries for failed in task.failed.values()] == [2, 2]
+
+
+def test_repeats_that_are_no_whole_cohorts_are_refused(make_plan):
+    with pytest.raises(ConfigError, match="repeats=3: its verifier compares 2 attempts"):
+        make_plan(repeats=3, group_size=2)
