@@ -15,7 +15,8 @@ from gymrl.gym.shards import PlannedShard, ShardSet, instance_labels, plan_shard
 from gymrl.rollout.fleet import Fleet
 from gymrl.rollout.instance import Instance
 from gymrl.rollout.restarts import Restarts
-from gymrl.torchrun.workers import NodeHost, NodeWorkers, RemoteNode
+from gymrl.torchrun.remote import RemoteNode
+from gymrl.torchrun.workers import NodeHost, NodeWorkers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
