@@ -12,10 +12,12 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.cuda_handles import Handles, from_plain, shared_handle, to_plain
@@ -56,22 +58,7 @@ class NcclSender:
     def weights(self, state: Mapping[str, torch.Tensor]) -> TransferWeights:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
         self._announced = described(state)
-        meeting = self._meeting
-        return TransferWeights(
-            backend=NCCL_BACKEND,
-            init_info={
-                "master_address": meeting.host,
-                "master_port": self._port,
-                "world_size": meeting.world_size,
-                "packed": True,
-                "packed_buffer_size_bytes": BUFFER_BYTES,
-                "packed_num_buffers": NUM_BUFFERS,
-            },
-            update_info=self._announced,
-            engines=tuple(
-                {"rank_offset": meeting.first_rank(engine)} for engine in range(meeting.num_engines)
-            ),
-        )
+        return nccl_weights(self._meeting, self._port, self._announced)
 
     def send(self, state: Mapping[str, torch.Tensor]) -> None:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`.
@@ -110,23 +97,7 @@ class NcclSender:
         listener, self._listener = self._listener, None
         if listener is None:
             raise RuntimeError("this sender is closed, or lost its workers in an earlier update")
-        meeting = self._meeting
-        store = _vllm("distributed.utils").StatelessProcessGroup.create(
-            host=meeting.host,
-            port=self._port,
-            rank=0,
-            world_size=meeting.world_size,
-            store_timeout=max(1, round(meeting.timeout_s)),
-            listen_socket=listener,
-        )
-        communicator = _vllm("distributed.device_communicators.pynccl").PyNcclCommunicator
-        # As vLLM makes communicators that it shares with other processes.
-        with _vllm("utils.nccl").unpinned_nccl_env():
-            group = communicator(store, device=self._device)
-        if group.disabled:
-            # Its broadcasts would return at once, and have sent nothing.
-            raise RuntimeError("vLLM found no NCCL library here, or VLLM_DISABLE_PYNCCL is set")
-        return group
+        return join_nccl(self._meeting, listener, self._device)
 
     def close(self) -> None:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
@@ -136,6 +107,67 @@ class NcclSender:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
+
+
+def join_nccl(meeting: Meeting, listener: socket.socket, device: torch.device) -> Any:
+    """Join the workers of vLLM's engines, as rank 0; blocks until all are there.
+
+    Args:
+        meeting: Who takes part.
+        listener: Where they meet; it is used up.
+        device: The GPU that sends.
+
+    Returns:
+        vLLM's communicator.
+
+    Raises:
+        RuntimeError: They were not there in time, or there is no NCCL.
+    """
+    # As vLLM's StatelessProcessGroup.create, which closes the listener twice when this fails.
+    store = TCPStore(
+        meeting.host,
+        listener.getsockname()[1],
+        world_size=meeting.world_size,
+        is_master=True,
+        timeout=timedelta(seconds=meeting.timeout_s),
+        use_libuv=False,
+        master_listen_fd=listener.detach(),
+    )
+    group_type = _vllm("distributed.utils").StatelessProcessGroup
+    members = group_type(rank=0, world_size=meeting.world_size, store=store)
+    communicator = _vllm("distributed.device_communicators.pynccl").PyNcclCommunicator
+    # As vLLM makes communicators that it shares with other processes.
+    with _vllm("utils.nccl").unpinned_nccl_env():
+        group = communicator(members, device=device)
+    if group.disabled:
+        # Its broadcasts would return at once, and have sent nothing.
+        raise RuntimeError("vLLM found no NCCL library here, or VLLM_DISABLE_PYNCCL is set")
+    return group
+
+
+def nccl_weights(meeting: Meeting, port: int, update_info: dict[str, Any]) -> TransferWeights:
+    """What vLLM's engines must know to receive by NCCL.
+
+    Args:
+        meeting: Who takes part, and where.
+        port: At which the trainer listens.
+        update_info: Names, shapes and types.
+    """
+    return TransferWeights(
+        backend=NCCL_BACKEND,
+        init_info={
+            "master_address": meeting.host,
+            "master_port": port,
+            "world_size": meeting.world_size,
+            "packed": True,
+            "packed_buffer_size_bytes": BUFFER_BYTES,
+            "packed_num_buffers": NUM_BUFFERS,
+        },
+        update_info=update_info,
+        engines=tuple(
+            {"rank_offset": meeting.first_rank(engine)} for engine in range(meeting.num_engines)
+        ),
+    )
 
 
 class IpcSender:

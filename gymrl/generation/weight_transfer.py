@@ -8,13 +8,13 @@
         group.start_soon(anyio.to_thread.run_sync, sender.send, state)
         await generator.update_weights(sender.weights(state), version="7")
 
-| transfer | engines are started with | for |
-|---|---|---|
-| ``gloo`` | ``gymrl_gloo`` | CPUs, and the ordinary network between hosts |
-| ``nccl`` | ``nccl`` | GPUs that trainer and engines have to themselves |
-| ``ipc`` | ``gymrl_ipc`` | a GPU that trainer and engine share |
+Engines are started for it, with ``vllm.engine_args: {weight_transfer_config: {backend: ...}}``:
 
-that is, with ``vllm.engine_args: {weight_transfer_config: {backend: ...}}``. The trainer's own
+- ``gloo`` sends to the backend ``gymrl_gloo``: for CPUs, and the ordinary network between hosts;
+- ``nccl`` to ``nccl``: for GPUs that trainer and engines have to themselves;
+- ``ipc`` to ``gymrl_ipc``: for a GPU that trainer and engine share.
+
+The trainer's own
 ``torch.distributed`` groups are not touched. Tensors that FSDP2 has sharded are gathered when their
 turn comes: every other rank of the mesh calls :func:`take_part` meanwhile.
 """

@@ -12,7 +12,7 @@ from gymrl.generation.vllm import VllmGenerator
 from gymrl.generation.weights import GLOO_BACKEND, DirectoryWeights, TransferWeights
 from tests.integration.vllm.engines import PROMPT, engine_config
 from tests.integration.vllm.switching import LONG, check_spans, under_load
-from tests.integration.vllm.trainer import Order, Trainer
+from tests.integration.vllm.trainer import Order, Trainer, unchecked
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
@@ -109,22 +109,14 @@ async def test_a_transfer_that_does_not_fit_is_refused_before_the_trainer_is_ask
         await generator.update_weights(for_two, "two")
 
 
-class Unchecked(TransferWeights, frozen=True, tag="transfer"):
-    """As of a backend that does not tell what it brings."""
-
-    def offered(self) -> None:
-        return None
-
-
 async def test_a_transfer_that_fails_in_the_model_is_undone_from_where_the_weights_came(
     generator, trainer, models, first
 ):
     await generator.update_weights(DirectoryWeights(path=models.first), "good")
     name = "model.layers.1.self_attn.k_proj.weight"
     weights = await trainer.begin(Order(model=1, cut=name, with_new_sender=True))
-    weights = Unchecked(**msgspec.structs.asdict(weights))
     with pytest.raises(WeightUpdateError, match="'good' goes on serving"):
-        await generator.update_weights(weights, "half")
+        await generator.update_weights(unchecked(weights), "half")
     assert await trainer.outcome() == "sent"
     result = await generator.generate(PROMPT, LONG)
     assert check_spans([(PROMPT, result)], {"good": first}) == {"good"}

@@ -1,6 +1,6 @@
 """A trainer in a process of its own, which sends weights to engines; and how a test has it send.
 
-    python -m tests.integration.vllm.trainer FIRST SECOND NUM_ENGINES NUM_WORKERS
+    python -m tests.integration.vllm.trainer FIRST SECOND TRANSFER NUM_ENGINES NUM_WORKERS
 
 It says that it is ready, and reads orders, one a line; for each it writes what ``update_weights`` takes, sends, and writes how
 that ended.
@@ -57,10 +57,10 @@ class Faulty(dict[str, torch.Tensor]):
             yield tensor
 
 
-def carry_out(order: Order, sender: WeightSender, models: list[str]) -> str:
+def carry_out(order: Order, sender: WeightSender, models: list[str], device: str) -> str:
     state = Faulty(safetensors.torch.load_file(f"{models[order.model]}/model.safetensors"))
     for name, tensor in state.items():
-        state[name] = tensor.to(getattr(torch, order.dtype))
+        state[name] = tensor.to(device, getattr(torch, order.dtype))
     if order.cut is not None:
         state[order.cut] = state[order.cut][:5]
     write(sender.weights(state))
@@ -79,16 +79,18 @@ def write(answer: Any) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    models, (num_engines, num_workers) = sys.argv[1:3], map(int, sys.argv[3:5])
+    models, transfer = sys.argv[1:3], sys.argv[3]
+    num_engines, num_workers = map(int, sys.argv[4:6])
+    device = "cpu" if transfer == "gloo" else "cuda"
     sender: WeightSender | None = None
     write("ready")
     for line in sys.stdin.buffer:
         order = msgspec.json.decode(line, type=Order)
         if sender is None or order.with_new_sender:
             sender = weight_sender(
-                "gloo", num_engines=num_engines, num_workers=num_workers, timeout_s=30
+                transfer, num_engines=num_engines, num_workers=num_workers, timeout_s=30
             )
-        write(carry_out(order, sender, models))
+        write(carry_out(order, sender, models, device))
 
 
 class Trainer:
@@ -98,10 +100,17 @@ class Trainer:
         models: Directories of the two.
         num_engines: That take the weights together.
         num_workers: Of each.
+        transfer: By which it sends.
     """
 
-    def __init__(self, models: tuple[str, str], num_engines: int = 1, num_workers: int = 1) -> None:
-        arguments = [*models, str(num_engines), str(num_workers)]
+    def __init__(
+        self,
+        models: tuple[str, str],
+        num_engines: int = 1,
+        num_workers: int = 1,
+        transfer: str = "gloo",
+    ) -> None:
+        arguments = [*models, transfer, str(num_engines), str(num_workers)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.vllm.trainer", *arguments],
             stdin=subprocess.PIPE,
@@ -134,6 +143,18 @@ class Trainer:
         """All of it: have it send, have `generator` take it."""
         await generator.update_weights(await self.begin(order), version, **options)
         assert await self.outcome() == "sent"
+
+
+class Unchecked(TransferWeights, frozen=True, tag="transfer"):
+    """As of a backend that does not tell what it brings."""
+
+    def offered(self) -> None:
+        return None
+
+
+def unchecked(weights: TransferWeights) -> TransferWeights:
+    """The same, so that faults are found in the model alone."""
+    return Unchecked(**msgspec.structs.asdict(weights))
 
 
 if __name__ == "__main__":
