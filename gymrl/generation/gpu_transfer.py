@@ -196,12 +196,12 @@ class IpcSender:
         change them before it has returned. Tensors that FSDP2 has sharded are gathered here, not
         in :meth:`send`. Those of the host, or of another GPU, are copied to this one.
         """
-        torch.cuda.set_device(self._device)
         self.close()
-        shown = [whole(tensor).to(self._device).contiguous() for tensor in state.values()]
-        torch.cuda.synchronize(self._device)
-        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
-        handles: list[Handles] = [{uuid: shared_handle(tensor)} for tensor in shown]
+        with torch.cuda.device(self._device):
+            shown = [whole(tensor).to(self._device).contiguous() for tensor in state.values()]
+            torch.cuda.synchronize(self._device)
+            uuid = str(torch.cuda.get_device_properties(self._device).uuid)
+            handles: list[Handles] = [{uuid: shared_handle(tensor)} for tensor in shown]
         self._shown = shown
         return TransferWeights(
             backend=IPC_BACKEND,
