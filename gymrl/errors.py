@@ -40,6 +40,7 @@
     │   ├── GenerationTransportError            a server that generates could not be reached, or broke off
     │   ├── GeneratorDiedError                  the engine's process ended
     │   └── WeightUpdateError                   new weights were not taken; says which ones serve
+    │       └── WeightsLostError                no restart helps: nothing holds the weights of now
     ├── RankFailedError (RuntimeError)       another rank of the job failed or is gone; says which and why
     ├── EnvironmentContractError (ValueError)   an environment's step is not what the protocol says
     ├── FileChangedError (RuntimeError)      a file is no longer the one that was read
@@ -367,6 +368,10 @@ class WeightUpdateError(GenerationError):
     version: str | None = None
     serving: str | None = None
     source: str | None = None
+
+
+class WeightsLostError(WeightUpdateError):
+    """A generator that is started again can't be given the weights of now: nobody holds them."""
 
 
 class RankFailedError(GymrlError, RuntimeError):

@@ -18,7 +18,13 @@ import anyio
 
 from gymrl.actors import ActorHandle, ActorStream
 from gymrl.concurrency import OwnedTasks, close_within, deadline
-from gymrl.errors import ActorClosedError, ActorDiedError, GymrlError, RolloutStreamError
+from gymrl.errors import (
+    ActorClosedError,
+    ActorDiedError,
+    GymrlError,
+    RolloutStreamError,
+    WeightsLostError,
+)
 
 if TYPE_CHECKING:
     from gymrl.rollout.restarts import Restarts
@@ -139,6 +145,9 @@ class Instance(ActorHandle):
                     self._start_timeout_s, f"the restart of {self.name!r}", "start_timeout_s"
                 ):
                     await self._start_again()
+            except WeightsLostError as error:
+                self._give_up(f"{_said(self._last_death)}; {error}")
+                return
             except GymrlError as error:
                 self._last_death = error
                 if self._needs is not None and self._needs.is_lost:
@@ -152,7 +161,10 @@ class Instance(ActorHandle):
                     self._restarts.left,
                 )
                 return
-        self._give_up()
+        self._give_up(
+            f"{_said(self._last_death)} (no restart is left: worker_restarts="
+            f"{self._restarts.policy.restarts})"
+        )
 
     async def _start_again(self) -> None:
         if self._needs is not None:
@@ -165,13 +177,10 @@ class Instance(ActorHandle):
             raise
         self._watch(worker)
 
-    def _give_up(self) -> None:
+    def _give_up(self, because: str) -> None:
         self._is_lost = True
         self._loss = RolloutStreamError(
-            f"instance {self.name!r} failed: {type(self._last_death).__name__}: "
-            f"{self._last_death} (no restart is left: worker_restarts="
-            f"{self._restarts.policy.restarts})",
-            instance=self.name,
+            f"instance {self.name!r} failed: {because}", instance=self.name
         )
         self._loss.__cause__ = self._last_death
         logger.error("%s", self._loss)
@@ -336,6 +345,10 @@ class Instance(ActorHandle):
         finally:
             if self._worker is not None:
                 await close_within(self._worker.close(), CLOSE_TIMEOUT_S, self.name)
+
+
+def _said(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 async def _death_of(worker: ActorHandle) -> Exception:

@@ -1,13 +1,12 @@
-"""The parameters of a trained model, whole, on the ranks that hand them to generators."""
+"""The parameters of a trained model, as generators know them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from gymrl.generation.weight_transfer import whole as whole_tensor
 
 # What wrappers of torch put into the names of parameters.
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -29,19 +28,22 @@ def whole_parameters(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.T
     """
     kept: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        for name, value in _entries(model):
-            # DTensor has it; its module takes seconds to import where nothing is sharded.
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in named_tensors(model).items():
+            whole = whole_tensor(value)
             if keep:
-                kept[name] = whole.detach().to("cpu", copy=True).contiguous()
+                kept[name] = whole.to("cpu", copy=True).contiguous()
     return kept
 
 
-def _entries(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    wrapped = isinstance(model, torch.nn.parallel.DistributedDataParallel)
-    inner: Any = model.module if wrapped else model
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every entry of the model's state under the names of the unwrapped model; none is gathered."""
+    inner: Any = getattr(model, "_orig_mod", model)
+    if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
+        inner = inner.module
+    named: dict[str, torch.Tensor] = {}
     for name, value in inner.state_dict().items():
         for wrapper in _WRAPPERS:
             name = name.replace(wrapper, "")  # noqa: PLW2901 - the same name, shorter
         if isinstance(value, torch.Tensor):
-            yield name, value
+            named[name] = value
+    return named

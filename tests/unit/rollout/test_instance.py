@@ -8,7 +8,13 @@ import anyio.lowlevel
 import pytest
 
 from gymrl.actors import Actor, RestartPolicy, spawn
-from gymrl.errors import ActorClosedError, ActorDiedError, ActorError, RolloutStreamError
+from gymrl.errors import (
+    ActorClosedError,
+    ActorDiedError,
+    ActorError,
+    RolloutStreamError,
+    WeightsLostError,
+)
 from gymrl.rollout.instance import Instance
 from gymrl.rollout.restarts import Restarts
 
@@ -111,6 +117,17 @@ async def test_a_restart_that_fails_is_tried_again_within_the_budget(make):
     await anyio.wait_all_tasks_blocked()
     await ready(instance)
     assert home.opened == 4
+
+
+async def test_a_worker_whose_weights_nobody_holds_is_lost_with_its_first_death(make):
+    home = Home()
+    instance = await make(home, restarts=3)
+    home.failures = [WeightsLostError("weights '7' came by transfer")]
+    instance.kill()
+    await anyio.wait_all_tasks_blocked()
+    with pytest.raises(RolloutStreamError, match=r"killed by its handle; weights '7' came by"):
+        await ready(instance)
+    assert home.opened == 2
 
 
 async def test_past_the_budget_everything_asked_of_it_fails_with_how_it_died(make):
