@@ -31,6 +31,8 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
             ``{instance: {type: {impl: {entrypoint, ...}}}}``; fits ``GymConfig.servers``.
         sampling: What its tasks are meant to be sampled with, where the caller has no opinion.
         token_source: Where its agent's tokens come from; fits ``GymConfig.token_source``.
+        group_size: Attempts at a task that its verifier compares with each other, and so waits for:
+            there must be a multiple of them.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True):
     servers: dict[str, Any]
     sampling: SamplingParams = SamplingParams()
     token_source: Literal["messages", "ledger"] = "messages"
+    group_size: int = 1
 
 
 def instance_name(benchmark: str) -> str:

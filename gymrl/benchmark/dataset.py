@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gymrl.benchmark.files import read_rows
 from gymrl.benchmark.roots import find_path
-from gymrl.benchmark.settings import resolved, unresolved
+from gymrl.benchmark.settings import resolved, unresolved, value_of
 from gymrl.config import read_mapping
 from gymrl.errors import ConfigError
 from gymrl.gym.registry import AGENTS, RESOURCES, read_instances
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gymrl.gym.registry import InstanceConfig
 
 POLICY_MODEL = "policy_model"
+_CACHED = "use_cached_prepared_benchmarks"
 _COMPARED = "num_rollouts_per_prompt"
 
 
@@ -36,7 +37,8 @@ class BenchmarkDataset(msgspec.Struct, frozen=True, kw_only=True):
         jsonl_fpath: Where the rows lie, or will once they are prepared.
         instance: The server instance that declares it, which is its rows' ``task_source``.
         prepare_script: Writes the file; None: it is there.
-        prepare_script_args: Arguments of its ``prepare``.
+        prepare_script_args: Arguments of its ``prepare``; those at the top of a configuration win.
+        prepare_dependencies: Packages that the script wants beside NeMo Gym.
         prompt_config: A file with the prompt to put the rows' fields into.
         num_repeats: How often each row stands in the collated rows.
         agent: The agent that serves the rows, where `instance` leaves a choice.
@@ -48,6 +50,7 @@ class BenchmarkDataset(msgspec.Struct, frozen=True, kw_only=True):
     instance: str = ""
     prepare_script: str | None = None
     prepare_script_args: dict[str, Any] | None = None
+    prepare_dependencies: list[str] | None = None
     prompt_config: str | None = None
     num_repeats: int = 1
     agent: str | None = None
@@ -134,6 +137,8 @@ def prepared_file(
 ) -> Path:
     """Run the dataset's prepare script, if it has one, and say where its rows are.
 
+    With ``use_cached_prepared_benchmarks`` in the configuration a file that is there is taken as it is.
+
     Args:
         dataset: The dataset.
         roots: Where its files are looked up.
@@ -144,8 +149,10 @@ def prepared_file(
         ConfigError: The script is not there, or failed, or wrote another file than ``jsonl_fpath``;
             or without a script the file is not there.
     """
+    file = find_path(dataset.jsonl_fpath, roots)
+    if file is not None and value_of(config, _CACHED) is True:
+        return file
     if dataset.prepare_script is None:
-        file = find_path(dataset.jsonl_fpath, roots)
         if file is None:
             raise ConfigError(
                 f"dataset {dataset.name!r}: {dataset.jsonl_fpath} is not there, and no "
@@ -160,7 +167,17 @@ def prepared_file(
             f"{dataset.prepare_script} is under none of: {', '.join(str(r.path) for r in roots)}",
             setting="prepare_script",
         )
-    returned = run(script, dataset.prepare_script_args or {}, unresolved(config)).resolve()
+    arguments = {**(dataset.prepare_script_args or {}), **_arguments(config)}
+    try:
+        returned = run(script, arguments, unresolved(config)).resolve()
+    except ConfigError as error:
+        if not dataset.prepare_dependencies:
+            raise
+        needed = " ".join(dataset.prepare_dependencies)
+        raise ConfigError(
+            f"{error.message}; the dataset says that its script needs: {needed}",
+            setting="prepare_dependencies",
+        ) from error
     expected = [(r.path / dataset.jsonl_fpath).resolve() for r in roots]
     if returned not in expected:
         raise ConfigError(
@@ -169,6 +186,16 @@ def prepared_file(
             setting="jsonl_fpath",
         )
     return returned
+
+
+def _arguments(config: DictConfig) -> dict[str, Any]:
+    """Where NeMo Gym has a prepare script's arguments: at the top of the configuration."""
+    given = value_of(config, "prepare_script_args") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(
+            f"prepare_script_args={given!r}: a mapping is needed", setting="prepare_script_args"
+        )
+    return {str(name): value for name, value in given.items()}
 
 
 def read_dataset(

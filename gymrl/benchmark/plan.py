@@ -187,7 +187,8 @@ def require_task_ids(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
             f"Benchmark {name!r}: {len(missing)} of {len(rows)} tasks have no task id "
             f"(none of {list(TASK_ID_FIELDS)}), e.g. rows {missing[:_SHOWN_ROWS]}. A plan needs "
             "ids that do not depend on row order; add a `task_id` field in the benchmark's "
-            "prepare.py.",
+            "prepare.py, or say in the overrides where they are to be taken from: `task_ids_from`, a "
+            "field of the rows or `content`.",
             setting="task_id",
         )
     return [found for found in ids if found is not None]

@@ -45,7 +45,7 @@ _POLICY = {
 """Texts that stand for the policy while a plan is made."""
 
 _NOT_PLANNED = re.compile(
-    r"config_paths|work_dir|policy_.*|default_host|head_server|port_range_.*|.*_timeout_seconds"
+    r"config_paths|work_dir|prepare_script_args|task_ids_from|use_cached_prepared_benchmarks|policy_.*|default_host|head_server|port_range_.*|.*_timeout_seconds"
 )
 """Keys of a run that say where and how, not what."""
 

@@ -24,6 +24,7 @@ from gymrl.benchmark.prepare import run_in_gym, run_prepare_script
 from gymrl.benchmark.real import real_instances
 from gymrl.benchmark.roots import find_benchmark, gym_version, search_roots
 from gymrl.benchmark.settings import checked_overrides, load_config, value_of
+from gymrl.benchmark.task_ids import TASK_IDS_FROM, with_task_ids
 from gymrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ def plan_benchmark(
         config = load_config(source, places, {**checked, "work_dir": str(folder)}, _NO_POLICY)
         dataset = benchmark_dataset(config)
         run = partial(_prepare, gym, places, bool(real_instances(config)))
-        rows = read_dataset(dataset, prepared_file(dataset, places, config, run), places)
+        rows = with_task_ids(
+            read_dataset(dataset, prepared_file(dataset, places, config, run), places),
+            value_of(config, TASK_IDS_FROM),
+        )
         plan = build_plan(
             rows,
             benchmark=PlanBenchmark(dataset.name, [source.config_path]),

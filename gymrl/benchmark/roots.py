@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 EXTRA_ROOTS_VARIABLE = "NEMO_GYM_EXTRA_ROOTS"
 FAMILY_FILE = "_flavor.yaml"
+_MANIFEST = "manifest.yaml"
 _SHIPPED = "gymrl/benchmark/shipped"
 _GIT_TIMEOUT_S = 10.0
 _SHOWN_FLAVORS = 5
+_DECLARATION = re.compile(r"\btype:\s*[\"']?benchmark\b")
 
 
 class SearchRoot(msgspec.Struct, frozen=True):
@@ -180,7 +183,11 @@ def _flavors(family: Path) -> tuple[str, ...]:
 
 
 def benchmark_names(roots: Iterable[SearchRoot]) -> tuple[str, ...]:
-    """Every name and flavor under the roots, sorted; of a family every flavor."""
+    """Every name and flavor under the roots, sorted; of a family every flavor.
+
+    Listed are files that declare one dataset of type ``benchmark`` themselves, as NeMo Gym lists them:
+    prompts, manifests and suites lie in the same folders.
+    """
     names: set[str] = set()
     for root in roots:
         names.update(_names_in(root.path / root.benchmarks))
@@ -189,6 +196,9 @@ def benchmark_names(roots: Iterable[SearchRoot]) -> tuple[str, ...]:
 
 def _names_in(folder: Path) -> Iterator[str]:
     for file in sorted(folder.glob("*/**/*.yaml")):
+        text = "" if file.name == _MANIFEST else file.read_text(encoding="utf-8", errors="replace")
+        if len(_DECLARATION.findall(text)) != 1:
+            continue
         place = file.parent.relative_to(folder).as_posix()
         if file.name == FAMILY_FILE:
             yield from (f"{place}/{flavor}" for flavor in _flavors(file))
@@ -206,9 +216,11 @@ def _unknown(name: str, roots: Sequence[SearchRoot]) -> ConfigError:
     if flavors:
         shown = ", ".join(flavors[:_SHOWN_FLAVORS])
         hint = f" It has {len(flavors)} flavors; name one: {shown}, ..."
-    tops = ", ".join(sorted({other.split("/", maxsplit=1)[0] for other in known})) or "none"
+    if not hint:
+        tops = ", ".join(sorted({other.split("/", maxsplit=1)[0] for other in known})) or "none"
+        hint = f" There are: {tops}."
     looked = ", ".join(str(root.path / root.benchmarks) for root in roots)
     return ConfigError(
-        f"no benchmark is called {name!r}.{hint} There are: {tops}. Looked in: {looked}",
+        f"no benchmark is called {name!r}.{hint} Looked in: {looked}",
         setting="benchmark",
     )

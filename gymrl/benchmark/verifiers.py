@@ -27,7 +27,7 @@ from gymrl.errors import ConfigError
 from gymrl.gym.embedded.verifiers import PEER, interpreter, peer_environ
 
 FAMILY = "verifiers/"
-PARAMS = ("arguments", "python", "split", "rollout_timeout_s")
+PARAMS = ("arguments", "python", "split", "rollout_timeout_s", "group_size")
 
 _LIST_TIMEOUT_S = 600.0
 _LAST_CHARS = 2000
@@ -56,7 +56,8 @@ def load_verifiers(name: str, *, num_tasks: int, seed: int, params: dict[str, An
         seed: Part of the task ids; the order of tasks is the environment's.
         params: ``arguments`` (a mapping: of ``load_environment``, or a taskset's settings),
             ``python`` (the interpreter that has verifiers; None: this one), ``split`` (``train`` or
-            ``eval``), ``rollout_timeout_s``.
+            ``eval``), ``rollout_timeout_s``, ``group_size`` (attempts at a task that the
+            environment's rubric compares with each other).
 
     Raises:
         ConfigError: An unknown parameter, no such environment, or one that cannot be loaded, with
@@ -71,12 +72,16 @@ def load_verifiers(name: str, *, num_tasks: int, seed: int, params: dict[str, An
     split = params.get("split", "train")
     if split not in ("train", "eval"):
         raise ConfigError(f"split={split!r}: must be 'train' or 'eval'", setting="split")
+    group_size = params.get("group_size", 1)
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        raise ConfigError(f"group_size={group_size!r}: must be positive", setting="group_size")
     python = interpreter(params.get("python"))
     asked = {
         "environment": environment,
         "arguments": arguments,
         "split": split,
         "count": num_tasks,
+        "group_size": group_size,
     }
     instance = instance_name(name)
     rows = [
@@ -93,6 +98,7 @@ def load_verifiers(name: str, *, num_tasks: int, seed: int, params: dict[str, An
         "environment": environment,
         "arguments": arguments,
         "python": python,
+        "group_size": group_size,
         "model_server": {"type": "responses_api_models", "name": POLICY_MODEL},
     }
     if "rollout_timeout_s" in params:
@@ -104,6 +110,7 @@ def load_verifiers(name: str, *, num_tasks: int, seed: int, params: dict[str, An
         servers={instance: {"responses_api_agents": {"verifiers": agent}}},
         sampling=SamplingParams(max_tokens=512),
         token_source="ledger",
+        group_size=group_size,
     )
 
 

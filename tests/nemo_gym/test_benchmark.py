@@ -101,6 +101,10 @@ async def test_a_taskset_with_a_route_gives_materialized_rows_and_the_same_diges
 async def test_a_benchmark_that_gym_ships_is_found_and_prepared_there(gym_python):
     with pytest.raises(ConfigError, match="'aegis_v4_safety': 5 of 5 tasks have no task id"):
         gymrl.plan_benchmark("aegis_v4_safety", gym_python=gym_python)
+    overrides = {"task_ids_from": "sample_id"}
+    planned = gymrl.plan_benchmark("aegis_v4_safety", overrides=overrides, gym_python=gym_python)
+    assert len(planned.task_ids()) == 5
+    assert "benign-city" in planned.task_ids()
 
 
 async def test_a_real_agent_and_environment_reward_a_task(served, planned):

@@ -283,3 +283,64 @@ def test_parameters_of_a_shipped_benchmark_are_overrides():
 def test_a_parameter_that_a_dataset_does_not_have_is_refused():
     with pytest.raises(ConfigError, match="has no parameter 'min_words'"):
         gymrl.plan_benchmark("reasoning_gym/gcd", overrides={"settings": {"min_words": 1}})
+
+
+ROWS = [
+    {"question": "1+1", "about": {"uid": 7}},
+    {"question": "2+2", "about": {"uid": "eight"}},
+    {"question": "3+3", "about": {"uid": 9}, "task_id": "mine"},
+]
+
+
+def test_ids_are_taken_from_a_field_where_rows_have_none_of_their_own(tinymath):
+    tinymath.write_rows(ROWS)
+    overrides = {"task_ids_from": "about.uid"}
+    planned = gymrl.plan_benchmark("tinymath", roots=[tinymath.root], overrides=overrides)
+    assert planned.task_ids() == ["7", "eight", "mine"]
+    assert [row["task_id"] for row in planned.rows[::2]] == ["7", "eight", "mine"]
+
+
+def test_a_row_without_the_field_that_ids_are_taken_from_is_named(tinymath):
+    tinymath.write_rows([*ROWS, {"question": "4+4", "about": {}}])
+    overrides = {"task_ids_from": "about.uid"}
+    with pytest.raises(ConfigError, match=r"'about\.uid': row 3 has no text .* question, about"):
+        gymrl.plan_benchmark("tinymath", roots=[tinymath.root], overrides=overrides)
+
+
+def test_ids_of_what_is_asked_do_not_depend_on_the_order_of_rows(tinymath):
+    tinymath.write_rows([*ROWS, ROWS[0]])
+    overrides = {"task_ids_from": "content"}
+    planned = gymrl.plan_benchmark("tinymath", roots=[tinymath.root], overrides=overrides)
+    ids = planned.task_ids()
+    assert (len(ids), "mine" in ids) == (4, True)
+    (twice,) = [name for name in ids if f"{name}-2" in ids]
+
+    (tinymath.folder / "rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [ROWS[0], *reversed(ROWS)])
+    )
+    again = gymrl.plan_benchmark("tinymath", roots=[tinymath.root], overrides=overrides)
+    assert again.plan == planned.plan
+    alone = gymrl.plan_benchmark("tinymath", [twice], overrides, roots=[tinymath.root])
+    assert "Solve: 1+1" in alone.rows[0]["responses_create_params"]["input"][1]["content"]
+
+
+def test_a_prepare_script_gets_the_arguments_that_stand_at_the_top_of_the_configuration(tinymath):
+    tinymath.rewrite("config.yaml", "count: 3", "prepare_script_args: {count: 2}\ncount: 3")
+    assert len(gymrl.plan_benchmark("tinymath", roots=[tinymath.root]).task_ids()) == 2
+
+
+def test_a_file_that_was_prepared_before_is_taken_as_it_is_where_that_is_asked_for(tinymath):
+    gymrl.plan_benchmark("tinymath", roots=[tinymath.root])
+    tinymath.rewrite("prepare.py", "    return file", "    raise OSError('no network')")
+    with pytest.raises(ConfigError, match="no network"):
+        gymrl.plan_benchmark("tinymath", roots=[tinymath.root])
+    overrides = {"use_cached_prepared_benchmarks": True}
+    planned = gymrl.plan_benchmark("tinymath", roots=[tinymath.root], overrides=overrides)
+    assert planned.task_ids() == ["tm-0", "tm-1", "tm-2"]
+
+
+def test_a_script_that_fails_is_named_with_the_packages_that_it_wants(tinymath):
+    tinymath.rewrite("prepare.py", "import json\n", "import json\nimport some_package\n")
+    tinymath.rewrite("config.yaml", "num_repeats: 2", "prepare_dependencies: [some-package]")
+    with pytest.raises(ConfigError, match=r"'some_package'; .* its script needs: some-package"):
+        gymrl.plan_benchmark("tinymath", roots=[tinymath.root])

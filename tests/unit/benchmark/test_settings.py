@@ -122,10 +122,10 @@ def test_an_interpolation_that_leads_nowhere_is_named(load):
         resolved(config.a, "instance 'a'")
 
 
-def write(root, name):
+def write(root, name, text="{}"):
     file = root / "benchmarks" / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("{}\n")
+    file.write_text(f"{text}\n")
     return file
 
 
@@ -158,9 +158,15 @@ def test_flavors_may_nest(tmp_path):
     )
 
 
+DECLARED = "agent: {responses_api_agents: {impl: {datasets: [{type: benchmark}]}}}"
+
+
 def test_an_unknown_name_is_refused_with_what_comes_close(tmp_path):
-    write(tmp_path, "ifeval/config.yaml")
-    write(tmp_path, "tinymath/hard.yaml")
+    write(tmp_path, "ifeval/config.yaml", DECLARED)
+    write(tmp_path, "tinymath/hard.yaml", DECLARED)
+    write(tmp_path, "tinymath/prompts/default.yaml", "user: the type of a benchmark: {question}")
+    write(tmp_path, "tinymath/manifest.yaml", "type: benchmark")
+    write(tmp_path, "tinymath/suite.yaml", f"{DECLARED}\n{DECLARED.replace('agent', 'other', 1)}")
     roots = [SearchRoot(tmp_path)]
 
     with pytest.raises(ConfigError, match="Did you mean 'ifeval'"):
@@ -169,6 +175,8 @@ def test_an_unknown_name_is_refused_with_what_comes_close(tmp_path):
         find_benchmark("tinymath/herd", roots)
     with pytest.raises(ConfigError, match="It has 1 flavors; name one: tinymath/hard"):
         find_benchmark("tinymath", roots)
+    with pytest.raises(ConfigError, match=r"'zzz'\. There are: ifeval, tinymath\. Looked in"):
+        find_benchmark("zzz", roots)
 
 
 @pytest.mark.parametrize("name", ["", "/etc", "../x", "a/../b", "reasoning_gym/_flavor", 3])
