@@ -305,8 +305,10 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
         num_threads: Torch's intra-op threads; None is torch's default.
         logprobs_mode: ``processed``: of the sampling distribution (after temperature and top-p,
             top-k). ``raw``: of the model's own, at temperature 1.
-        tool_parser: ``hermes``, ``llama_json`` or ``none``; ``auto`` reads it off the template.
-        reasoning_parser: ``think`` or ``none``; ``auto`` reads it off the template.
+        tool_parser: ``hermes``, ``llama_json``, ``none``, or the name of a tool parser of vLLM's where
+            that is installed; ``auto`` reads it off the template.
+        reasoning_parser: ``think``, ``none``, or the name of a reasoning parser of vLLM's; ``auto``
+            reads it off the template.
         on_rewrite: When the template rewrites history: ``error``, or start a new ``segment``.
         host: Address the server listens on.
         port: 0 takes a free one.
@@ -330,8 +332,8 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
     max_model_len: int | None = None
     num_threads: int | None = None
     logprobs_mode: LogprobsMode = "processed"
-    tool_parser: Literal["auto", "hermes", "llama_json", "none"] = "auto"
-    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     on_rewrite: Literal["error", "segment"] = "error"
     host: str = "127.0.0.1"
     port: int = 0

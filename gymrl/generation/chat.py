@@ -3,20 +3,23 @@
 A message is a plain dictionary as chat templates take it: ``role``, ``content`` (text, or parts
 ``{"type": "text", "text"}`` and ``{"type": "image"}``), and on an assistant's ``reasoning_content`` and ``tool_calls``
 (``{"type": "function", "function": {"name", "arguments"}}``). Messages of a caller are never
-changed; what a template needs is made on copies.
-
-**Templates without tools.** Small models' templates often ignore tools. They are then offered in
-the system message, in hermes form, and earlier calls and answers are written as text in the same
-form, so that such a model can be asked to use tools at all.
+changed; what a template needs is made on copies (:mod:`gymrl.generation.template_messages`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import GenerationRequestError, PrefixError
+from gymrl.generation.parsers import (
+    call_reader,
+    has_vllm,
+    reasoning_parser_of,
+    reasoning_reader,
+    tool_parser_of,
+)
 from gymrl.generation.parsing import (
     CALL_CLOSE,
     CALL_OPEN,
@@ -24,32 +27,13 @@ from gymrl.generation.parsing import (
     THINK_CLOSE,
     THINK_OPEN,
     ParsedText,
-    parse_hermes,
-    parse_llama_json,
-    split_reasoning,
 )
 from gymrl.generation.prefix import TruePrefix, splice
 from gymrl.generation.segments import TurnEncoder
+from gymrl.generation.template_messages import Message, in_parts, prepared, with_tools_as_text
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig
-
-Message = dict[str, Any]
-ToolParser = Literal["hermes", "llama_json", "none"]
-ReasoningParser = Literal["think", "none"]
-
-TOOL_INSTRUCTION = """\
-# Tools
-
-You may call one or more functions. Their signatures are within <tools></tools>:
-<tools>
-{tools}
-</tools>
-
-To call one, reply with a JSON object within <tool_call></tool_call>:
-<tool_call>
-{{"name": <function name>, "arguments": <arguments as a JSON object>}}
-</tool_call>"""
 
 _PROBE = "\u00b6probe\u00b6"
 
@@ -62,11 +46,13 @@ class ChatFormat:
             turned off.
         end_ids: End-of-turn tokens that the model's configuration names. The tokenizer's own, and
             the one that the template writes after an assistant's text, are added.
-        tool_parser: How calls are spelled; ``auto`` reads it off the template.
+        tool_parser: How calls are spelled; ``auto`` reads it off the template. See
+            :mod:`gymrl.generation.parsers`.
         reasoning_parser: ``auto``: ``think`` where the template or the vocabulary has the tag.
 
     Raises:
         GenerationRequestError: The tokenizer has no chat template.
+        ConfigError: A parser is not there, or does not fit the tokenizer.
     """
 
     def __init__(
@@ -74,8 +60,8 @@ class ChatFormat:
         tokenizer: Any,
         *,
         end_ids: Sequence[int] = (),
-        tool_parser: Literal["auto", "hermes", "llama_json", "none"] = "auto",
-        reasoning_parser: Literal["auto", "think", "none"] = "auto",
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
     ) -> None:
         if not tokenizer.chat_template:
             raise GenerationRequestError(
@@ -93,20 +79,19 @@ class ChatFormat:
         self._takes_parts_only = False
         self._takes_parts_only = self._refuses_text()
         self.template_has_tools = self._renders_tools()
-        self.tool_parser: ToolParser = (
-            self._guess_tool_parser(template) if tool_parser == "auto" else tool_parser
-        )
-        self.reasoning_parser: ReasoningParser = (
-            self._guess_reasoning_parser(template)
-            if reasoning_parser == "auto"
-            else reasoning_parser
-        )
+        vocabulary = tokenizer.get_vocab()
+        if tool_parser == "auto":
+            tool_parser = tool_parser_of(
+                template, has_tools=self.template_has_tools, has_vllm=has_vllm()
+            )
+        if reasoning_parser == "auto":
+            reasoning_parser = reasoning_parser_of(template, vocabulary)
+        self.tool_parser, self.reasoning_parser = tool_parser, reasoning_parser
+        self._calls = call_reader(tool_parser, tokenizer)
+        self._reasoning = reasoning_reader(reasoning_parser, tokenizer)
         own_end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.end_ids = frozenset({*end_ids, *own_end, *self._template_end_ids()})
-        tags = {CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE, PYTHON_TAG}
-        vocabulary = tokenizer.get_vocab()
-        tag_ids = {vocabulary[tag] for tag in tags if tag in vocabulary}
-        self._hidden_ids = (frozenset(tokenizer.all_special_ids) - tag_ids) | self.end_ids
+        self._hidden_ids = self._hidden(vocabulary) | self.end_ids
         self._turns = None if self._backend is None else TurnEncoder(self._backend, self.end_ids)
 
     @classmethod
@@ -120,6 +105,14 @@ class ChatFormat:
             tool_parser=config.tool_parser,
             reasoning_parser=config.reasoning_parser,
         )
+
+    def _hidden(self, vocabulary: dict[str, int]) -> frozenset[int]:
+        """Special tokens that no parser reads."""
+        if any(r is not None and r.keeps_special_tokens for r in (self._calls, self._reasoning)):
+            return frozenset()
+        tags = {CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE, PYTHON_TAG}
+        tag_ids = {vocabulary[tag] for tag in tags if tag in vocabulary}
+        return frozenset(self.tokenizer.all_special_ids) - tag_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of `text` as it is; nothing is put before or after.
@@ -181,14 +174,14 @@ class ChatFormat:
         """
         if not messages:
             raise GenerationRequestError("the conversation holds no message", param="input")
-        prepared = [_prepared(message) for message in messages]
+        copies = [prepared(message) for message in messages]
         if not self.template_has_tools:
-            prepared = _with_tools_as_text(prepared, tools)
+            copies = with_tools_as_text(copies, tools)
         if self._takes_parts_only:
-            prepared = _in_parts(prepared)
+            copies = in_parts(copies)
         try:
             text: str = self.tokenizer.apply_chat_template(
-                prepared,
+                copies,
                 tools=list(tools) if tools and self.template_has_tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
@@ -266,20 +259,29 @@ class ChatFormat:
             # Some templates refuse a conversation that has no user's message yet.
             return []
 
-    def parse(self, text: str, *, has_tools: bool, is_reasoning: bool = False) -> ParsedText:
+    def parse(
+        self,
+        text: str,
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        is_reasoning: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> ParsedText:
         """A generation's text taken apart.
 
         Args:
             text: As :meth:`decode` gives it.
-            has_tools: Tools were offered; without them nothing is a call.
+            tools: Those that may be called; without them nothing is a call.
             is_reasoning: The prompt left the reasoning open.
+            template_kwargs: As for :meth:`render`, of the prompt.
         """
         reasoning = None
-        if self.reasoning_parser == "think":
-            reasoning, text = split_reasoning(text, is_open=is_reasoning)
-        if has_tools and self.tool_parser != "none":
-            parse = parse_hermes if self.tool_parser == "hermes" else parse_llama_json
-            content, calls = parse(text)
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.read(
+                text, is_open=is_reasoning, template_kwargs=template_kwargs
+            )
+        if tools and self._calls is not None:
+            content, calls = self._calls.read(text, tools)
             return ParsedText(content, reasoning, calls)
         return ParsedText(text, reasoning)
 
@@ -309,7 +311,7 @@ class ChatFormat:
     def _probe(self, messages: list[Message], **variables: Any) -> str | None:
         """What the template makes of an artificial conversation; None when it refuses it."""
         if self._takes_parts_only:
-            messages = _in_parts(messages)
+            messages = in_parts(messages)
         try:
             text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except Exception:  # noqa: BLE001 - a template may raise anything; refusing is an answer
@@ -329,17 +331,6 @@ class ChatFormat:
             self._probe([{"role": "user", "content": content}]) or "" for content in (_PROBE, parts)
         ]
         return _PROBE not in shown[0] and _PROBE in shown[1]
-
-    def _guess_tool_parser(self, template: str) -> ToolParser:
-        if CALL_OPEN in template or not self.template_has_tools:
-            return "hermes"
-        if PYTHON_TAG in template or '"parameters"' in template:
-            return "llama_json"
-        return "none"
-
-    def _guess_reasoning_parser(self, template: str) -> ReasoningParser:
-        is_known = THINK_CLOSE in template or THINK_OPEN in self.tokenizer.get_vocab()
-        return "think" if is_known else "none"
 
     def _template_end_ids(self) -> list[int]:
         """The special token that the template writes right after an assistant's text."""
@@ -364,90 +355,3 @@ def _agreed(first: Sequence[int], second: Sequence[int]) -> int:
 
 def _has_reasoning(message: Message) -> bool:
     return bool(message.get("reasoning_content")) or THINK_CLOSE in (message.get("content") or "")
-
-
-def _prepared(message: Message) -> Message:
-    """A copy as templates want it: text or plain parts, arguments as mappings."""
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        content = [_plain_part(part) for part in content]
-    prepared = {**message, "content": content}
-    calls = message.get("tool_calls")
-    if calls:
-        prepared["tool_calls"] = [_prepared_call(call) for call in calls]
-    else:
-        prepared.pop("tool_calls", None)
-    return prepared
-
-
-def _plain_part(part: dict[str, Any]) -> dict[str, Any]:
-    """A part without what it shows, which is no business of a template."""
-    return {"type": "image"} if part["type"] == "image" else part
-
-
-def _in_parts(messages: list[Message]) -> list[Message]:
-    """The same messages for a template that reads nothing but parts."""
-    return [
-        {**message, "content": [{"type": "text", "text": message["content"]}]}
-        if isinstance(message["content"], str)
-        else message
-        for message in messages
-    ]
-
-
-def _prepared_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
-    arguments = arguments_mapping(function.get("arguments"))
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def arguments_mapping(arguments: Any) -> dict[str, Any]:
-    """A call's arguments as the mapping that templates iterate over.
-
-    Text is decoded. Nothing (missing, ``null``, empty) is an empty mapping. Anything else that is
-    not an object, or does not parse, is wrapped as ``{"arguments": ...}`` so that it stays visible.
-    """
-    value = arguments
-    if isinstance(arguments, str):
-        try:
-            value = json.loads(arguments) if arguments.strip() else None
-        except (ValueError, RecursionError):
-            value = arguments
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else {"arguments": value}
-
-
-def _with_tools_as_text(messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-    """Tools, calls and answers in hermes form, for a template that knows none of them."""
-    written = [_as_text(message) for message in messages]
-    if not tools:
-        return written
-    signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    instruction = TOOL_INSTRUCTION.format(tools=signatures)
-    if written[0]["role"] == "system":
-        first = {**written[0], "content": _between("", written[0]["content"], f"\n\n{instruction}")}
-        return [first, *written[1:]]
-    return [{"role": "system", "content": instruction}, *written]
-
-
-def _as_text(message: Message) -> Message:
-    if message["role"] == "tool":
-        content = _between("<tool_response>\n", message["content"], "\n</tool_response>")
-        return {"role": "user", "content": content}
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    blocks = [
-        f"{CALL_OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CALL_CLOSE}"
-        for call in calls
-    ]
-    parts = [message["content"], *blocks] if message["content"] else blocks
-    return {"role": message["role"], "content": "\n".join(parts)}
-
-
-def _between(before: str, content: Any, after: str) -> Any:
-    """Content, text or parts, between two texts."""
-    if isinstance(content, str):
-        return before + content + after
-    return [{"type": "text", "text": before}, *content, {"type": "text", "text": after}]

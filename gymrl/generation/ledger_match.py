@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.errors import PrefixError
-from gymrl.generation.chat import arguments_mapping
+from gymrl.generation.template_messages import arguments_mapping
 
 if TYPE_CHECKING:
     from gymrl.generation.ledger import RolloutLedger

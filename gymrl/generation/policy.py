@@ -33,7 +33,8 @@ from gymrl.routed_experts import encode_routes
 from gymrl.telemetry import RateLimitedLog
 
 if TYPE_CHECKING:
-    from gymrl.generation.chat import ChatFormat, Message
+    from gymrl.generation.chat import ChatFormat
+    from gymrl.generation.template_messages import Message
 
 logger = logging.getLogger(__name__)
 
@@ -250,8 +251,9 @@ class Policy:
         _check_whole(generated)
         parsed = self.chat.parse(
             self.text(generated),
-            has_tools=bool(conversation.tools) and conversation.may_call,
+            conversation.tools if conversation.may_call else (),
             is_reasoning=self.chat.leaves_reasoning_open(prompt_ids),
+            template_kwargs=conversation.template_kwargs,
         )
         return Completion(prompt_ids=prompt_ids, generated=generated, parsed=parsed)
 

@@ -8,7 +8,7 @@ the template does to the history shows at once, without a model: only the tokeni
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -17,7 +17,8 @@ from gymrl.errors import GenerationRequestError, PrefixError
 from gymrl.generation.prefix import TruePrefix
 
 if TYPE_CHECKING:
-    from gymrl.generation.chat import ChatFormat, Message
+    from gymrl.generation.chat import ChatFormat
+    from gymrl.generation.template_messages import Message
 
 Severity = Literal["ok", "note", "warn", "break"]
 Use = Literal["turns", "tools", "reasoning"]
@@ -169,6 +170,8 @@ def _said(content: str, *, reasoning: str | None = None, calls: bool = False) ->
 
 def _spelled(chat: ChatFormat, message: Message) -> str:
     """A message as a model of this format writes it."""
+    if message.get("tool_calls") and chat.tool_parser not in ("hermes", "llama_json"):
+        return _as_written(chat, message)
     parts: list[str] = []
     if "reasoning_content" in message:
         parts.append(f"<think>\n{message['reasoning_content']}\n</think>\n\n")
@@ -181,6 +184,17 @@ def _spelled(chat: ChatFormat, message: Message) -> str:
         is_hermes = chat.tool_parser == "hermes"
         parts.append(f"<tool_call>\n{written}\n</tool_call>" if is_hermes else written)
     return "".join(parts)
+
+
+def _as_written(chat: ChatFormat, message: Message) -> str:
+    """A message as the template writes it, between what opens and what closes the turn."""
+    question = {"role": "user", "content": "x"}
+    opened = chat.write([question], [_TOOL])
+    whole = chat.write([question, message], [_TOOL], add_generation_prompt=False)
+    start = _first_difference([*opened], [*whole])
+    closing = _closing(chat)
+    end = -1 if closing is None else whole.rfind(chat.tokenizer.convert_ids_to_tokens(closing))
+    return whole[start:end] if end > start else whole[start:]
 
 
 def check_scenario(chat: ChatFormat, scenario: Scenario) -> Finding:
@@ -360,17 +374,21 @@ def _tools(chat: ChatFormat) -> Iterator[Finding]:
             check=check,
             severity="break",
             found="no parser fits the template: a call that the model makes would not be read",
-            remedy="set generation.tool_parser, or use tasks without tools",
+            remedy="set generation.tool_parser (hermes, llama_json, or with vLLM installed a name "
+            "of its registry), or use tasks without tools",
         )
         return
     user = {"role": "user", "content": "x"}
     answer = {"role": "tool", "content": _TEMPERATURE, "tool_call_id": "call_1"}
     call = _said("", calls=True)
-    spelled = _rendered(chat, [user, call, answer])
+    try:
+        spelled = chat.write([user, call, answer], [_TOOL])
+    except GenerationRequestError:
+        return  # as the scenarios will say
     missing = [
         name
         for name, text in (("its arguments", _PLACE), ("the tool's answer", _TEMPERATURE))
-        if spelled is not None and text not in spelled and json.dumps(text)[1:-1] not in spelled
+        if text not in spelled and json.dumps(text)[1:-1] not in spelled
     ]
     if missing:
         yield Finding(
@@ -379,19 +397,29 @@ def _tools(chat: ChatFormat) -> Iterator[Finding]:
             found=f"after a call the template leaves out {' and '.join(missing)}",
             remedy="use a template that renders tool calls and role 'tool'",
         )
-    elif spelled is not None:
-        yield from _parallel_calls(chat, [user, call, answer])
-    parsed = chat.parse(_spelled(chat, call), has_tools=True)
+        return
+    yield from _parallel_calls(chat, [user, call, answer])
+    parsed = chat.parse(_spelled(chat, call), [_TOOL])
     if len(parsed.tool_calls) == 1:
         kind = "rendered" if chat.template_has_tools else "told as text"
         found = f"{kind}; calls are read as {chat.tool_parser}"
         yield Finding(check=check, severity="ok", found=found)
+    else:
+        yield Finding(
+            check=check,
+            severity="break",
+            found=f"the parser {chat.tool_parser} does not read a call as the template writes it: "
+            f"{_spelled(chat, call)!r}",
+            remedy="set generation.tool_parser to the parser of this model",
+        )
 
 
 def _parallel_calls(chat: ChatFormat, messages: list[Message]) -> Iterator[Finding]:
     user, call, answer = messages
     both = {**call, "tool_calls": call["tool_calls"] * 2}
-    if _rendered(chat, [user, both, answer, answer]) is None:
+    try:
+        chat.render([user, both, answer, answer], [_TOOL])
+    except GenerationRequestError:
         yield Finding(
             check="tools",
             severity="warn",
@@ -401,15 +429,6 @@ def _parallel_calls(chat: ChatFormat, messages: list[Message]) -> Iterator[Findi
         )
 
 
-def _rendered(chat: ChatFormat, messages: list[Message]) -> str | None:
-    try:
-        ids = chat.render(messages, [_TOOL])
-    except GenerationRequestError:
-        return None
-    text: str = chat.tokenizer.decode(ids, skip_special_tokens=False)
-    return text
-
-
-def _first_difference(first: list[int], second: list[int]) -> int:
+def _first_difference(first: Sequence[object], second: Sequence[object]) -> int:
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -60,6 +60,22 @@ def is_cpu_build() -> bool:
     )
 
 
+def prepare_import() -> None:
+    """Set in this process what vLLM reads when it is imported; what is set already is kept."""
+    for name, value in {
+        **_ENVIRONMENT,
+        **(_CPU_ENVIRONMENT if _installed_for_cpu() else {}),
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def _installed_for_cpu() -> bool:
+    try:
+        return is_cpu_build()
+    except ConfigError:  # whoever imports it says so better
+        return False
+
+
 def engine_environment(
     config: GenerationConfig, *, on_cpu: bool, environ: Mapping[str, str]
 ) -> dict[str, str]:

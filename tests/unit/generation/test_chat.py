@@ -4,8 +4,10 @@ import json
 import pytest
 
 from gymrl.errors import GenerationRequestError
-from gymrl.generation.chat import ChatFormat, arguments_mapping
+from gymrl.generation.chat import ChatFormat
+from gymrl.generation.parsers import tool_parser_of
 from gymrl.generation.parsing import ParsedText, ToolCall
+from gymrl.generation.template_messages import arguments_mapping
 from gymrl.testing import build_tiny_tokenizer
 
 IGNORES_TOOLS = (
@@ -155,15 +157,15 @@ def test_a_generations_text_has_no_turn_markers_and_keeps_its_tags(tiny_chat):
 
 def test_calls_are_read_only_when_tools_were_offered(tiny_chat):
     made = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    offered = tiny_chat.parse(made, has_tools=True)
+    offered = tiny_chat.parse(made, [WEATHER])
     assert offered == ParsedText("", None, (ToolCall("f", "{}"),))
-    assert tiny_chat.parse(made, has_tools=False) == ParsedText(made)
+    assert tiny_chat.parse(made) == ParsedText(made)
 
 
 def test_parsers_can_be_turned_off(tiny_tokenizer):
     chat = ChatFormat(tiny_tokenizer, tool_parser="none", reasoning_parser="none")
     made = '<think>a</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert chat.parse(made, has_tools=True) == ParsedText(made)
+    assert chat.parse(made, [WEATHER]) == ParsedText(made)
 
 
 def test_reasoning_that_the_prompt_left_open_is_noticed(tiny_chat):
@@ -172,12 +174,23 @@ def test_reasoning_that_the_prompt_left_open_is_noticed(tiny_chat):
 
 
 @pytest.mark.parametrize(
-    ("template", "parser"),
+    ("template", "with_vllm", "without"),
     [
-        ("{{ tools }} <tool_call>" + IGNORES_TOOLS, "hermes"),
-        ("{{ tools }} <|python_tag|>" + IGNORES_TOOLS, "llama_json"),
-        ("{{ tools }}" + IGNORES_TOOLS, "none"),
+        ("<tool_call>", "hermes", "hermes"),
+        ("<|python_tag|>", "llama_json", "llama_json"),
+        ("nothing of the kind", "none", "none"),
+        # Forms that look like hermes and are not.
+        ("<tool_call>\n<function=name>", "qwen3_coder", "none"),
+        ("<tool_call>name\n<arg_key>", "glm45", "none"),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek_v31", "none"),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c> ```json", "deepseek_v3", "none"),
     ],
 )
-def test_the_way_calls_are_written_is_read_off_the_template(template, parser):
-    assert ChatFormat(build_tiny_tokenizer(template)).tool_parser == parser
+def test_the_way_calls_are_written_is_read_off_the_template(template, with_vllm, without):
+    assert tool_parser_of(template, has_tools=True, has_vllm=True) == with_vllm
+    assert tool_parser_of(template, has_tools=True, has_vllm=False) == without
+    assert tool_parser_of(template, has_tools=False, has_vllm=True) == "hermes"
+
+
+def test_a_template_whose_calls_nobody_reads_has_no_parser():
+    assert ChatFormat(build_tiny_tokenizer("{{ tools }}" + IGNORES_TOOLS)).tool_parser == "none"
