@@ -362,12 +362,14 @@ class WeightUpdateError(GenerationError):
     """New weights were not taken.
 
     `serving` is the version that goes on serving. None: what the engine holds is unknown, and it
-    refuses every call until it is started again.
+    refuses every call until it is started again. `num_engines` is set where a trainer's sender was
+    made for other engines than take the weights: make another one, for so many.
     """
 
     version: str | None = None
     serving: str | None = None
     source: str | None = None
+    num_engines: int | None = None
 
 
 class WeightsLostError(WeightUpdateError):

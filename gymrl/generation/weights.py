@@ -158,7 +158,8 @@ class TransferWeights(msgspec.Struct, frozen=True, kw_only=True, tag="transfer")
         if num_engines != len(self.engines):
             raise WeightUpdateError(
                 f"the sender was made for {len(self.engines)} engines, and {num_engines} take the "
-                f"weights; make it with num_engines={num_engines}"
+                f"weights; make it with num_engines={num_engines}",
+                num_engines=num_engines,
             )
         init_info = {**self.init_info, **self.engines[index]}
         return msgspec.structs.replace(self, init_info=init_info, engines=({},))
