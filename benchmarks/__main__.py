@@ -22,7 +22,7 @@ from benchmarks.comparison import Report, table
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
 README = FOLDER / "README.md"
-PUBLISHED = ["actors", "generation", "media", "rollout"]
+PUBLISHED = ["actors", "generation", "media", "rollout", "weights"]
 """Packages whose results the README shows."""
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
