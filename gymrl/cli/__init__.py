@@ -7,6 +7,8 @@ wrong, 128 + n when signal n ended it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -27,4 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     from gymrl.cli.app import run_app
 
+    _import_from_working_directory()
     raise SystemExit(run_app(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _import_from_working_directory() -> None:
+    """Let entrypoints name modules of the working directory, as ``python -m gymrl`` does.
+
+    At the end of the path, so that no file there stands in for an installed module.
+    """
+    with contextlib.suppress(FileNotFoundError):  # the directory was removed
+        if (directory := os.getcwd()) not in sys.path:
+            sys.path.append(directory)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +27,6 @@ app = typer.Typer(
     name="gymrl",
     help="Rollouts of language models in NeMo Gym environments, without Ray.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -34,12 +34,13 @@ app.add_typer(eval_app)
 
 
 def run_app(arguments: list[str]) -> int:
-    """Run one command line; errors of gymrl become a message on standard error.
+    """Run one command line; errors of gymrl and of the system become a message on standard error.
 
     Returns:
         The exit code.
     """
     _prepare_environment()
+    _open_standard_streams()
     verbose = "--verbose" in arguments
     try:
         app(args=arguments, prog_name="gymrl", standalone_mode=True)
@@ -48,9 +49,27 @@ def run_app(arguments: list[str]) -> int:
         return code if isinstance(code, int) else int(code is not None)
     except GymrlError as error:
         return _fail(error, verbose)
+    except OSError as error:
+        return _fail_by_system(error, verbose)
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _open_standard_streams() -> None:
+    """Put the null device where the caller closed a standard stream (``gymrl ... >&-``).
+
+    Otherwise the next socket or pipe gets that number, and the event loop ends the process when it
+    closes it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is this one, since those below are open.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _prepare_environment() -> None:
@@ -76,6 +95,21 @@ def _fail(error: GymrlError, verbose: bool) -> int:
         typer.echo(f"gymrl: {text}", err=True)
         return EXIT_USAGE
     typer.echo(f"gymrl: {type(reason).__name__}: {text}", err=True)
+    return EXIT_FAILED
+
+
+def _fail_by_system(error: OSError, verbose: bool) -> int:
+    if verbose:
+        logging.getLogger("gymrl.cli").error("the command failed", exc_info=error)
+    where = f"{error.filename}: " if error.filename else ""
+    typer.echo(f"gymrl: {type(error).__name__}: {where}{error.strerror or error}", err=True)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # What it still holds can't be written, and would be tried again at exit.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
     return EXIT_FAILED
 
 

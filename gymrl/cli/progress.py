@@ -197,8 +197,13 @@ class LiveDisplay:
         self._bar.stop()
 
 
-def make_display(console: Console) -> Display:
-    """A live display where `console` is a terminal that can redraw, else plain lines."""
-    if console.is_terminal and not console.is_dumb_terminal:
+def make_display(console: Console, *, is_live: bool = True) -> Display:
+    """A live display where `console` is a terminal that can redraw, else plain lines.
+
+    Args:
+        console: Where it is shown.
+        is_live: False: plain lines also there, because something else writes to the terminal.
+    """
+    if is_live and console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(console)
     return PlainDisplay(console.file)

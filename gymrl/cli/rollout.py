@@ -40,10 +40,12 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
     Raises:
         ConfigError: It exists and `overwrite` is off, it is no file, or its directory is missing
-            or read-only.
+            or read-only; or it is ``-``.
     """
     directory = path.parent
-    if path.exists() and not path.is_file():
+    if str(path) == "-":
+        problem = "--output -: rollouts go to a file alone, since results are on standard output"
+    elif path.exists() and not path.is_file():
         problem = f"{path} is no file: name a file to write"
     elif path.exists() and not overwrite:
         problem = f"{path} exists: add --overwrite to replace it, or choose another path"
@@ -204,7 +206,8 @@ def rollout_command(
     plan = make_plan(options)
     errors = error_console()
     configure_logging(errors, verbose=verbose)
-    display = make_display(errors)
+    # A bar that is redrawn would draw over a debugger's prompt.
+    display = make_display(errors, is_live=not plan.config.in_process)
     run = _Run(plan, output, display)
     try:
         interrupt.run(run.run, run.interrupt)

@@ -64,6 +64,12 @@ def test_an_output_that_exists_is_refused_before_anything_starts(capsys, tmp_pat
     assert output.read_text() == "precious\n"
 
 
+def test_rollouts_are_not_written_to_standard_output(capsys):
+    code, _, err = run(capsys, "rollout", "chain_sum", "--model", "m", "--output", "-")
+    assert code == 2
+    assert "rollouts go to a file" in err
+
+
 def test_an_output_in_a_folder_that_does_not_exist_is_refused(capsys, tmp_path):
     output = tmp_path / "missing" / "rollouts.jsonl"
     code, _, err = run(capsys, "rollout", "chain_sum", "--model", "m", "--output", str(output))

@@ -130,6 +130,11 @@ def test_a_terminal_that_cannot_redraw_gets_plain_lines():
     assert isinstance(make_display(dumb), PlainDisplay)
 
 
+def test_in_one_process_no_bar_draws_over_a_debuggers_prompt():
+    terminal = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
+    assert isinstance(make_display(terminal, is_live=False), PlainDisplay)
+
+
 def test_the_live_display_shows_the_counters():
     stream = io.StringIO()
     terminal = Console(

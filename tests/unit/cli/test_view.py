@@ -4,6 +4,7 @@ import pytest
 
 from gymrl.cli import main
 from gymrl.cli.view import file_of, token_of, tokenizer_of
+from gymrl.errors import ConfigError
 from tests.rollout_files import trajectory, write_rollouts
 
 
@@ -49,4 +50,10 @@ def test_of_an_evaluations_directory_its_rollouts_are_shown(tmp_path):
     sample = write_rollouts(tmp_path / "rollouts.jsonl", [trajectory()])
     assert file_of(tmp_path) == sample
     assert file_of(sample) == sample
-    assert file_of(tmp_path / "nowhere") == tmp_path / "nowhere"
+
+
+def test_what_has_no_rollouts_is_refused_with_what_to_name(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere: No such file or directory"):
+        file_of(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"a directory without rollouts\.jsonl: name a file"):
+        file_of(tmp_path)
