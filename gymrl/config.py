@@ -8,77 +8,29 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
-from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal
 
 import msgspec
-import yaml
 
 from gymrl.errors import ConfigError
+from gymrl.settings import Config, load, read_mapping, require
 
-ConfigT = TypeVar("ConfigT", bound="Config")
-
-
-def require(condition: bool, setting: str, value: object, remedy: str) -> None:
-    """Raise `ConfigError` naming the setting and its value unless `condition` holds."""
-    if not condition:
-        raise ConfigError(f"{setting}={value!r}: {remedy}", setting=setting)
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all settings: keyword-only, frozen, unknown keys refused."""
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build from plain data.
-
-        Raises:
-            ConfigError: An unknown key, a wrong type or a value out of range, with its path.
-        """
-        try:
-            return msgspec.convert(values, cls, strict=True)
-        except msgspec.ValidationError as error:
-            if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None
-            raise ConfigError(f"{cls.__name__}: {error}") from None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that :meth:`from_dict` reads back."""
-        data: dict[str, Any] = msgspec.to_builtins(self)
-        return data
-
-
-def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML, TOML or JSON file.
-
-    Raises:
-        ConfigError: The file is missing, does not parse, or holds something else.
-    """
-    file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".toml":
-            values: Any = tomllib.loads(text)
-        else:
-            values = yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror or error}", setting=str(file)) from error
-    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file} does not parse: {error}", setting=str(file)) from error
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file} holds a {type(values).__name__}; a mapping is needed")
-    return values
-
-
-def load(cls: type[ConfigT], path: str | Path) -> ConfigT:
-    """Read `cls` from a YAML, TOML or JSON file; errors name the file."""
-    try:
-        return cls.from_dict(read_mapping(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}", setting=error.setting) from error
+__all__ = [
+    "Config",
+    "FailurePolicy",
+    "GenerationConfig",
+    "GymConfig",
+    "LogprobsMode",
+    "MediaConfig",
+    "RolloutConfig",
+    "RoutesDtype",
+    "SamplingParams",
+    "ShardConfig",
+    "VllmConfig",
+    "load",
+    "read_mapping",
+    "require",
+]
 
 
 class SamplingParams(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,7 +186,7 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: tuple[int, ...] = ()
     kv_cache_bytes: int | None = None
     enforce_eager: bool | None = None
-    engine_args: dict[str, Any] = {}
+    engine_args: dict[str, Any] = msgspec.field(default_factory=dict)
     request_timeout_s: float | None = None
     probe_interval_s: float = 5.0
     api_key_env: str | None = None
@@ -414,9 +366,9 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             :func:`~gymrl.routed_experts.experts.routes_dtype`.
     """
 
-    servers: dict[str, Any] = {}
+    servers: dict[str, Any] = msgspec.field(default_factory=dict)
     gym_python: str | None = None
-    gym_pythons: dict[str, str] = {}
+    gym_pythons: dict[str, str] = msgspec.field(default_factory=dict)
     gym_roots: tuple[str, ...] = ()
     log_dir: str | None = None
     registry_url: str | None = None
@@ -538,7 +490,7 @@ class RolloutConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     generation: GenerationConfig | None = None
     gym: GymConfig
     num_workers: int = 1
-    shards: dict[str, ShardConfig] = {}
+    shards: dict[str, ShardConfig] = msgspec.field(default_factory=dict)
     in_process: bool = False
     sampling: SamplingParams = SamplingParams()
     failure_policy: FailurePolicy = "raise"

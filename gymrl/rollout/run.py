@@ -232,7 +232,7 @@ class Batch:
     def _is_accepted(self, result: RowResult) -> bool:
         if self._run.accept is None:
             return True
-        verdict = self._run.accept(result)
+        verdict: object = self._run.accept(result)
         if verdict is None or inspect.isawaitable(verdict):
             if inspect.iscoroutine(verdict):
                 verdict.close()

@@ -1,3 +1,6 @@
+from typing import Literal
+
+import numpy as np
 import pytest
 
 from gymrl.config import (
@@ -110,3 +113,56 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
 def test_gym_servers_that_run_need_no_policy_from_here():
     config = RolloutConfig(gym=GymConfig(registry_url="http://127.0.0.1:11000"))
     assert config.generation is None
+
+
+POLICY = {"base_urls": ["http://127.0.0.1:1/v1"]}
+
+
+def test_a_choice_misspelt_in_python_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match="'raise', 'mask', 'drop_group'") as caught:
+        RolloutConfig(gym=GymConfig.from_dict(POLICY), failure_policy="msk")
+    assert caught.value.setting == "failure_policy"
+    with pytest.raises(ConfigError, match="'messages', 'ledger', 'both'") as caught:
+        RolloutConfig.from_dict({"gym": {**POLICY, "token_source": "message"}})
+    assert caught.value.setting == "gym.token_source"
+
+
+@pytest.mark.parametrize(
+    ("cls", "setting", "value"),
+    [
+        (GymConfig, "base_urls", "http://127.0.0.1:1/v1"),
+        (SamplingParams, "stop", "END"),
+        (SamplingParams, "max_tokens", 2.5),
+        (SamplingParams, "temperature", "1"),
+        (SamplingParams, "seed", True),
+        (GymConfig, "servers", ["math"]),
+    ],
+)
+def test_a_wrong_type_is_refused_in_python_as_in_a_file(cls, setting, value):
+    for build in (lambda: cls(**{setting: value}), lambda: cls.from_dict({setting: value})):
+        with pytest.raises(ConfigError, match=r"Expected `.*`, got `.*`") as caught:
+            build()
+        assert caught.value.setting == setting
+
+
+def test_what_only_looks_different_is_taken_in_python(tmp_path):
+    gym = GymConfig(base_urls=["http://127.0.0.1:1/v1"], log_dir=tmp_path)
+    assert gym == GymConfig(base_urls=("http://127.0.0.1:1/v1",), log_dir=str(tmp_path))
+    assert RolloutConfig(gym={**POLICY, "log_dir": str(tmp_path)}).gym == gym
+    sampling = SamplingParams(
+        temperature=np.float32(0.5), max_tokens=np.int64(7), stop_token_ids=[np.int32(3)]
+    )
+    assert sampling.to_dict() | {"temperature": 0.5, "max_tokens": 7} == sampling.to_dict()
+    assert sampling.stop_token_ids == (3,)
+    assert [type(v) for v in (sampling.temperature, sampling.max_tokens)] == [float, int]
+
+
+def test_the_settings_of_a_subclass_are_typed_too():
+    class Settings(SamplingParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        mode: Literal["a", "b"] = "a"
+
+    assert Settings(mode="b", temperature=1).temperature == 1.0
+    with pytest.raises(ConfigError, match="choose 'a', 'b'"):
+        Settings(mode="c")
+    with pytest.raises(ConfigError, match="top_p"):
+        Settings(top_p=2.0)
