@@ -132,6 +132,23 @@ class ChatFormat:
         text: str = self.tokenizer.decode(shown, skip_special_tokens=False)
         return text
 
+    def logprob_entries(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], *, as_ids: bool = False
+    ) -> list[dict[str, Any]]:
+        """Log-probabilities as OpenAI's APIs write them.
+
+        Args:
+            token_ids: Of a generation.
+            logprobs: Of each.
+            as_ids: Tokens read ``token_id:N``.
+        """
+        entries = []
+        for token_id, logprob in zip(token_ids, logprobs, strict=True):
+            token = f"token_id:{token_id}" if as_ids else self.tokenizer.decode([token_id])
+            entry = {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+            entries.append({**entry, "top_logprobs": []})
+        return entries
+
     def render(
         self,
         messages: Sequence[Message],

@@ -226,18 +226,5 @@ def logprobs_of(
     """The log-probabilities, when they were asked for."""
     if not request.logprobs:
         return None
-    entries = []
-    for token_id, logprob in zip(token_ids, logprobs, strict=True):
-        if request.return_tokens_as_token_ids:
-            token = f"token_id:{token_id}"
-        else:
-            token = chat.tokenizer.decode([token_id], skip_special_tokens=False)
-        entries.append(
-            {
-                "token": token,
-                "logprob": logprob,
-                "bytes": list(token.encode()),
-                "top_logprobs": [],
-            }
-        )
-    return {"content": entries}
+    as_ids = bool(request.return_tokens_as_token_ids)
+    return {"content": chat.logprob_entries(token_ids, logprobs, as_ids=as_ids)}

@@ -15,10 +15,10 @@ import msgspec
 
 from gymrl.config import SamplingParams
 from gymrl.errors import GenerationRequestError
+from gymrl.generation.answer_stream import TextStream
 from gymrl.generation.chat_api import MAX_CHOICES, choice_sampling
 from gymrl.generation.chunks import Chunks, write_chunks
 from gymrl.generation.requests import SampledRequest, StreamOptions
-from gymrl.generation.streaming import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -80,7 +80,7 @@ def parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
         position = end
     visible.append(text[position:])
     content = "".join(visible)
-    return (content.strip() if calls else content), tuple(calls)
+    return (content.rstrip() if calls else content), tuple(calls)
 
 
 def parse_llama_json(text: str) -> tuple[str, tuple[ToolCall, ...]]:

@@ -16,6 +16,7 @@ import msgspec
 
 from gymrl.config import MediaConfig
 from gymrl.errors import GenerationError, GenerationRequestError, PrefixError
+from gymrl.generation.answer_stream import AnswerStream, TextStream
 from gymrl.generation.base import (
     Generated,
     Generator,
@@ -276,6 +277,19 @@ class Policy:
         if not isinstance(generator, ImageGenerator):
             raise GenerationError(f"{type(generator).__name__} samples from tokens only")
         return await generator.generate_with_images(prompt_ids, shown, sampling, on_token=on_token)
+
+    def answer_stream(
+        self, prompt_ids: list[int], conversation: Conversation, sampling: SamplingParams
+    ) -> AnswerStream:
+        """Takes a sample of this prompt apart as its tokens come."""
+        chat = self.chat
+        may_call = bool(conversation.tools) and conversation.may_call
+        return AnswerStream(
+            TextStream(chat, sampling.stop),
+            chat.tool_parser if may_call else "none",
+            chat.reasoning_parser,
+            is_open=chat.leaves_reasoning_open(prompt_ids),
+        )
 
     def text(self, generated: Generated) -> str:
         """The generation's text, without the stop text that ended it and what came with it."""

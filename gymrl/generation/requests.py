@@ -185,6 +185,7 @@ class ResponsesRequest(SampledRequest, kw_only=True):
     background: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
     user: str | None = None
 
 

@@ -23,8 +23,12 @@ from gymrl.generation.requests import (
 )
 
 if TYPE_CHECKING:
+    from gymrl.generation.chat import ChatFormat
     from gymrl.generation.parsing import ToolCall
     from gymrl.generation.prefix import TruePrefix
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` names for the log-probabilities of texts."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -181,14 +185,34 @@ def chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     }
 
 
+def included_logprobs(
+    request: ResponsesRequest, completion: Completion, chat: ChatFormat
+) -> list[dict[str, Any]] | None:
+    """Log-probabilities of all tokens of the call, where `include` asks for those of texts."""
+    if LOGPROBS not in (request.include or ()):
+        return None
+    generated = completion.generated
+    return chat.logprob_entries(generated.token_ids, generated.logprobs)
+
+
 def response_of(
-    request: ResponsesRequest, completion: Completion, model_name: str
+    request: ResponsesRequest,
+    completion: Completion,
+    model_name: str,
+    logprobs: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The answer's JSON object; every field of the public schema is there."""
+    """The answer's JSON object; every field of the public schema is there.
+
+    Args:
+        request: What was asked.
+        completion: What was sampled.
+        model_name: As the answer says it.
+        logprobs: Of the message's text; see :func:`included_logprobs`.
+    """
     is_cut = completion.generated.finish_reason == "length"
     status = "incomplete" if is_cut else "completed"
     output = _output_items(
-        completion, status, keep_all_calls=request.parallel_tool_calls is not False
+        completion, status, logprobs, keep_all_calls=request.parallel_tool_calls is not False
     )
     output[-1] |= training_fields(completion)
     num_prompt, num_sampled = len(completion.prompt_ids), len(completion.generated.token_ids)
@@ -248,7 +272,11 @@ def opened_response(request: ResponsesRequest, model_name: str) -> dict[str, Any
 
 
 def _output_items(
-    completion: Completion, status: str, *, keep_all_calls: bool
+    completion: Completion,
+    status: str,
+    logprobs: list[dict[str, Any]] | None,
+    *,
+    keep_all_calls: bool,
 ) -> list[dict[str, Any]]:
     parsed = completion.parsed
     calls = parsed.tool_calls if keep_all_calls else parsed.tool_calls[:1]
@@ -268,7 +296,7 @@ def _output_items(
             "type": "output_text",
             "text": parsed.content,
             "annotations": [],
-            "logprobs": None,
+            "logprobs": logprobs,
         }
         items.append(
             {

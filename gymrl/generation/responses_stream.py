@@ -1,7 +1,6 @@
 """The Responses API as a stream of typed events.
 
-Tool calls and reasoning are known only when the text has ended, so their items' events follow each
-other closely then. Where neither can be in it, the text is sent in pieces as it comes. The last
+Reasoning and text are sent in pieces as they come, tool calls when the answer has ended. The last
 event holds the whole answer, token fields included, as the call without a stream would give it.
 """
 
@@ -15,23 +14,69 @@ import anyio
 import msgspec
 
 from gymrl.generation.chunks import write_or_tell
-from gymrl.generation.responses_api import opened_response, response_of
-from gymrl.generation.streaming import TextStream
+from gymrl.generation.responses_api import included_logprobs, opened_response, response_of
 
 if TYPE_CHECKING:
     from aiohttp import web
     from anyio.streams.memory import MemoryObjectSendStream
 
+    from gymrl.generation.answer_stream import AnswerStream, Piece
     from gymrl.generation.base import SamplingParams
     from gymrl.generation.policy import Completion, Conversation, Policy
     from gymrl.generation.requests import ResponsesRequest
 
-_TOKEN_FIELDS = (
-    "prompt_token_ids",
-    "generation_token_ids",
-    "generation_log_probs",
-    "routed_experts",
-)
+_ADDED, _DONE = "response.output_item.added", "response.output_item.done"
+
+
+class _Message:
+    """The item that text goes into, from its first piece on."""
+
+    events = "response.output_text"
+    part_events = "response.content_part"
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text = ""
+        self.item_id = f"msg_{uuid.uuid4().hex}"
+        self.place = {"item_id": self.item_id, "output_index": index, "content_index": 0}
+        self.logprobs: dict[str, Any] = {"logprobs": []}
+
+    def opened(self) -> dict[str, Any]:
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": None}
+
+
+class _Reasoning:
+    """The item that reasoning goes into."""
+
+    events = "response.reasoning_summary_text"
+    part_events = "response.reasoning_summary_part"
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.text = ""
+        self.item_id = f"rs_{uuid.uuid4().hex}"
+        self.place = {"item_id": self.item_id, "output_index": 0, "summary_index": 0}
+        self.logprobs: dict[str, Any] = {}
+
+    def opened(self) -> dict[str, Any]:
+        return {
+            "id": self.item_id,
+            "type": "reasoning",
+            "summary": [],
+            "encrypted_content": None,
+        }
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "summary_text", "text": self.text}
 
 
 class ResponseStream:
@@ -56,8 +101,8 @@ class ResponseStream:
         self._conversation = conversation
         self._prompt_ids = prompt_ids
         self._opened = opened_response(request, policy.model_name)
-        self._streams_text = policy.chat.reasoning_parser == "none" and not conversation.tools
-        self._message_id = f"msg_{uuid.uuid4().hex}"
+        self._reasoning: _Reasoning | None = None
+        self._message: _Message | None = None
         self._number = 0
 
     async def write(self, response: web.StreamResponse, sampling: SamplingParams) -> None:
@@ -76,23 +121,20 @@ class ResponseStream:
     async def _write_events(self, response: web.StreamResponse, sampling: SamplingParams) -> None:
         await self._write(response, "response.created", response=self._opened)
         await self._write(response, "response.in_progress", response=self._opened)
-        text = TextStream(self._policy.chat, sampling.stop)
-        completion = await self._sample(response, sampling, text)
-        await self._write_completion(response, completion, text)
+        answer = self._policy.answer_stream(self._prompt_ids, self._conversation, sampling)
+        completion = await self._sample(response, sampling, answer)
+        await self._write_piece(response, answer.finish(completion.parsed))
+        await self._write_completion(response, completion)
 
     async def _sample(
-        self, response: web.StreamResponse, sampling: SamplingParams, text: TextStream
+        self, response: web.StreamResponse, sampling: SamplingParams, answer: AnswerStream
     ) -> Completion:
         send, receive = anyio.create_memory_object_stream[int](math.inf)
         completions: list[Completion] = []
         async with receive, anyio.create_task_group() as group:
             group.start_soon(self._sample_into, completions, sampling, send)
-            if self._streams_text:
-                await self._open_message(response)
             async for token_id in receive:
-                piece = text.push(token_id) if self._streams_text else ""
-                if piece:
-                    await self._write_delta(response, piece)
+                await self._write_piece(response, answer.push(token_id))
         return completions[0]
 
     async def _sample_into(
@@ -110,101 +152,83 @@ class ResponseStream:
             )
             completions.append(completion)
 
-    async def _open_message(self, response: web.StreamResponse) -> None:
-        item = {
-            "id": self._message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": "in_progress",
-            "content": [],
-        }
-        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
-        part["logprobs"] = None
-        await self._write(response, "response.output_item.added", output_index=0, item=item)
-        await self._write(response, "response.content_part.added", **self._place(0), part=part)
+    async def _write_piece(self, response: web.StreamResponse, piece: Piece) -> None:
+        if piece.reasoning:
+            if self._reasoning is None:
+                self._reasoning = _Reasoning()
+                await self._open(response, self._reasoning)
+            await self._write_delta(response, self._reasoning, piece.reasoning)
+        if piece.content:
+            await self._write_delta(response, await self._opened_message(response), piece.content)
+
+    async def _opened_message(self, response: web.StreamResponse) -> _Message:
+        if self._message is None:
+            await self._close_reasoning(response)
+            self._message = _Message(0 if self._reasoning is None else 1)
+            await self._open(response, self._message)
+        return self._message
+
+    async def _close_reasoning(self, response: web.StreamResponse) -> None:
+        """Something follows it, so it is not the item that carries the tokens."""
+        item = self._reasoning
+        if item is not None:
+            await self._write_end(response, item, item.part())
+            done = {**item.opened(), "summary": [item.part()]}
+            await self._write(response, _DONE, output_index=item.index, item=done)
+
+    async def _open(self, response: web.StreamResponse, item: _Message | _Reasoning) -> None:
+        await self._write(response, _ADDED, output_index=item.index, item=item.opened())
+        await self._write(response, f"{item.part_events}.added", **item.place, part=item.part())
 
     async def _write_delta(
-        self, response: web.StreamResponse, piece: str, output_index: int = 0
+        self, response: web.StreamResponse, item: _Message | _Reasoning, text: str
     ) -> None:
+        item.text += text
         await self._write(
-            response,
-            "response.output_text.delta",
-            **self._place(output_index),
-            delta=piece,
-            logprobs=[],
+            response, f"{item.events}.delta", **item.place, delta=text, **item.logprobs
         )
 
-    async def _write_completion(
-        self, response: web.StreamResponse, completion: Completion, text: TextStream
+    async def _write_end(
+        self, response: web.StreamResponse, item: _Message | _Reasoning, part: dict[str, Any]
     ) -> None:
-        whole = response_of(self._request, completion, self._policy.model_name)
+        await self._write(
+            response, f"{item.events}.done", **item.place, text=item.text, **item.logprobs
+        )
+        await self._write(response, f"{item.part_events}.done", **item.place, part=part)
+
+    async def _write_completion(self, response: web.StreamResponse, completion: Completion) -> None:
+        logprobs = included_logprobs(self._request, completion, self._policy.chat)
+        whole = response_of(self._request, completion, self._policy.model_name, logprobs)
         whole |= {key: self._opened[key] for key in ("id", "created_at")}
         for index, item in enumerate(whole["output"]):
+            if item["type"] == "reasoning":
+                item["id"] = item["id"] if self._reasoning is None else self._reasoning.item_id
+                continue  # closed when what follows it begins
             if item["type"] == "message":
-                item["id"] = self._message_id
-                await self._write_message(response, index, item, text)
+                message = await self._opened_message(response)
+                item["id"] = message.item_id
+                await self._write_end(response, message, item["content"][0])
             else:
-                await self._write_item(response, index, item)
-            await self._write(response, "response.output_item.done", output_index=index, item=item)
+                if self._message is None and index == (self._reasoning is not None):
+                    await self._close_reasoning(response)
+                await self._write_call(response, index, item)
+            await self._write(response, _DONE, output_index=index, item=item)
         await self._write(response, f"response.{whole['status']}", response=whole)
 
-    async def _write_message(
-        self, response: web.StreamResponse, index: int, item: dict[str, Any], text: TextStream
-    ) -> None:
-        (part,) = item["content"]
-        if self._streams_text:
-            rest = text.finish(part["text"])
-        else:
-            opened = {**_without_tokens(item), "status": "in_progress", "content": []}
-            await self._write(
-                response, "response.output_item.added", output_index=index, item=opened
-            )
-            empty = {**part, "text": ""}
-            await self._write(
-                response, "response.content_part.added", **self._place(index), part=empty
-            )
-            rest = part["text"]
-        if rest:
-            await self._write_delta(response, rest, index)
-        await self._write(
-            response,
-            "response.output_text.done",
-            **self._place(index),
-            text=part["text"],
-            logprobs=[],
-        )
-        await self._write(response, "response.content_part.done", **self._place(index), part=part)
-
-    async def _write_item(
+    async def _write_call(
         self, response: web.StreamResponse, index: int, item: dict[str, Any]
     ) -> None:
-        opened = _without_tokens(item)
-        if item["type"] == "function_call":
-            opened |= {"arguments": "", "status": "in_progress"}
-        await self._write(response, "response.output_item.added", output_index=index, item=opened)
-        if item["type"] == "function_call":
-            place = {"item_id": item["id"], "output_index": index}
-            arguments = item["arguments"]
-            await self._write(
-                response, "response.function_call_arguments.delta", **place, delta=arguments
-            )
-            await self._write(
-                response,
-                "response.function_call_arguments.done",
-                **place,
-                arguments=arguments,
-                name=item["name"],
-            )
-
-    def _place(self, output_index: int) -> dict[str, Any]:
-        return {"item_id": self._message_id, "output_index": output_index, "content_index": 0}
+        opened = {"id": item["id"], "type": "function_call", "call_id": item["call_id"]}
+        opened |= {"name": item["name"], "arguments": "", "status": "in_progress"}
+        place = {"item_id": item["id"], "output_index": index}
+        told = {"arguments": item["arguments"], "name": item["name"]}
+        events = "response.function_call_arguments"
+        await self._write(response, _ADDED, output_index=index, item=opened)
+        await self._write(response, f"{events}.delta", **place, delta=item["arguments"])
+        await self._write(response, f"{events}.done", **place, **told)
 
     async def _write(self, out: web.StreamResponse, kind: str, /, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         data = msgspec.json.encode(event)
         await out.write(b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n")
-
-
-def _without_tokens(item: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in item.items() if key not in _TOKEN_FIELDS}

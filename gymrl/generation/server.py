@@ -164,7 +164,10 @@ class GenerationServer:
                 request, prompt_ids, sampling, lambda response: events.write(response, sampling)
             )
         completion = await self._policy.sample(prompt_ids, conversation, sampling)
-        return json_answer(responses_api.response_of(body, completion, self._policy.model_name))
+        logprobs = responses_api.included_logprobs(body, completion, self._policy.chat)
+        return json_answer(
+            responses_api.response_of(body, completion, self._policy.model_name, logprobs)
+        )
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
         body: ChatRequest = convert(await self._body(request), ChatRequest)

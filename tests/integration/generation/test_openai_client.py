@@ -108,6 +108,41 @@ async def test_a_streamed_tool_call_is_the_response_that_ends_it(talk, chat):
     assert events[-1].type == "response.completed"
 
 
+async def test_reasoning_and_text_are_streamed_while_tools_are_offered(talk, chat):
+    sampled = chat.encode("<think>\nhm so\n</think>\n\nhello world")
+    async with talk([[*sampled, 2]], chat) as caller:
+        async with caller.responses.stream(
+            model="policy", input="hi", tools=[TOOL], include=["message.output_text.logprobs"]
+        ) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+    thought = [e for e in events if e.type == "response.reasoning_summary_text.delta"]
+    said = [e for e in events if e.type == "response.output_text.delta"]
+    assert len(thought) > 1
+    assert len(said) > 1
+    reasoning, message = final.output
+    assert "".join(e.delta for e in thought) == reasoning.summary[0].text == "hm so"
+    assert "".join(e.delta for e in said) == final.output_text == "hello world"
+    assert [e.item.type for e in events if e.type == "response.output_item.done"] == [
+        "reasoning",
+        "message",
+    ]
+    assert {e.item_id for e in thought} == {reasoning.id}
+    assert {(e.item_id, e.output_index) for e in said} == {(message.id, 1)}
+    assert len(message.content[0].logprobs) == len(message.generation_token_ids)
+
+
+async def test_reasoning_that_a_call_follows_is_closed_before_it(talk, chat):
+    sampled = chat.encode('<think>hm</think><tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    async with talk([[*sampled, 2]], chat) as caller:
+        async with caller.responses.stream(model="policy", input="hi", tools=[TOOL]) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+    done = [(e.output_index, e.item.id) for e in events if e.type == "response.output_item.done"]
+    assert done == list(enumerate(item.id for item in final.output))
+    assert [item.type for item in final.output] == ["reasoning", "function_call"]
+
+
 async def test_an_error_in_a_streamed_response_is_an_event(talk, chat, caplog):
     async with talk([], chat) as caller:
         stream = await caller.responses.create(model="policy", input="hi", stream=True)

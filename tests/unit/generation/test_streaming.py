@@ -3,12 +3,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymrl.config import SamplingParams
+from gymrl.generation.answer_stream import AnswerStream, TextStream
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.chat_api import choice_sampling
-from gymrl.generation.streaming import TextStream
 from gymrl.testing import build_tiny_tokenizer
 
 CHAT = ChatFormat(build_tiny_tokenizer())
+CHATS = {
+    (calls, thoughts): ChatFormat(CHAT.tokenizer, tool_parser=calls, reasoning_parser=thoughts)
+    for calls in ("none", "hermes", "llama_json")
+    for thoughts in ("none", "think")
+}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @given(st.lists(st.integers(0, 483), max_size=40), st.sampled_from([(), ("ab",), ("hello",)]))
@@ -33,6 +39,50 @@ def test_what_may_begin_a_stop_text_is_held_back():
     sent = "".join(stream.push(token_id) for token_id in CHAT.encode("xxEND"))
     assert "xx".startswith(sent)
     assert sent + stream.finish("xx") == "xx"
+
+
+PIECES = ["a", " ", "\n", "<think>", "</think>", "<tool_call>", "</tool_call>", "<", "</", "<think"]
+PIECES += ['{"name": "f", "arguments": {}}', "<|python_tag|>", "{", "END", "é🤗"]
+
+
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=9).map("".join),
+    st.sampled_from(["none", "hermes", "llama_json"]),
+    st.sampled_from(["none", "think"]),
+    st.booleans(),
+    st.sampled_from([(), ("END",)]),
+)
+@settings(deadline=None, max_examples=300)
+def test_the_pieces_of_an_answer_add_up_to_what_the_whole_is_parsed_into(
+    text, tool_parser, reasoning_parser, is_open, stop
+):
+    chat = CHATS[tool_parser, reasoning_parser]
+    is_open = is_open and reasoning_parser == "think"
+    stream = AnswerStream(TextStream(chat, stop), tool_parser, reasoning_parser, is_open=is_open)
+    pieces = [stream.push(token_id) for token_id in chat.encode(text)]
+    whole = chat.decode(chat.encode(text)).partition("END")[0] if stop else text
+    parsed = chat.parse(whole, [TOOL], is_reasoning=is_open)
+
+    rest = stream.finish(parsed)
+
+    assert "".join([p.reasoning for p in pieces] + [rest.reasoning]) == (parsed.reasoning or "")
+    assert "".join([p.content for p in pieces] + [rest.content]) == parsed.content
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nhm so\n</think>\n\nyes it is", "hm so", "yes it is"),
+        ('look <tool_call>{"name": "f", "arguments": {}}</tool_call>', "", "look"),
+        ("it < that", "", "it < that"),
+    ],
+)
+def test_text_and_reasoning_are_sent_before_the_answer_is_whole(text, reasoning, content):
+    chat = CHATS["hermes", "think"]
+    stream = AnswerStream(TextStream(chat, ()), "hermes", "think")
+    pieces = [stream.push(token_id) for token_id in chat.encode(text)]
+    assert "".join(p.reasoning for p in pieces) == reasoning
+    assert "".join(p.content for p in pieces) == content
 
 
 def test_each_choice_has_a_seed_of_its_own_and_the_first_has_the_requests():
