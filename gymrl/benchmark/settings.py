@@ -85,9 +85,7 @@ def load_config(
     layers: list[Any] = [dict(defaults or {})]
     paths: list[str] = []
     _include(source.file, source.config_path, roots, layers, paths)
-    environment = find_path("env.yaml", [root for root in roots if root.benchmarks == "benchmarks"])
-    if environment is not None:
-        layers.append(_load(environment))
+    layers.append(environment_file(roots))
     try:
         merged = OmegaConf.merge(*layers, source.presets, plain_overrides(overrides))
         container = OmegaConf.to_container(merged, resolve=False)
@@ -97,6 +95,16 @@ def load_config(
         return OmegaConf.create(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"benchmark {source.name!r}: {error}", setting="benchmark") from error
+
+
+def environment_file(roots: Sequence[SearchRoot]) -> dict[str, Any]:
+    """The ``env.yaml`` of the first root that has one: what is local, keys above all.
+
+    Raises:
+        ConfigError: It does not parse.
+    """
+    file = find_path("env.yaml", [root for root in roots if root.benchmarks == "benchmarks"])
+    return {} if file is None else _load(file)
 
 
 def plain_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,6 +190,12 @@ def plan_command(options: PlanOptions, output: Path | None) -> int:
         raise ConfigError(f"{output}: there is no directory {output.parent}", setting="--output")
     write_whole(output, plan.to_json().encode())
     for benchmark in plan.benchmarks:
+        if benchmark.refusal is not None:
+            typer.echo(
+                f"gymrl: {benchmark.label}: its servers cannot be started from this plan: "
+                f"{benchmark.refusal}",
+                err=True,
+            )
         typer.echo(
             f"{benchmark.label}: {len(benchmark.plan.tasks)} tasks, {benchmark.repeats} attempts each"
         )

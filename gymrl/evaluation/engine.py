@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gymrl.benchmark.installed_gym import GYM_PYTHON_VARIABLE, find_gym
+from gymrl.benchmark.keys import with_keys
+from gymrl.benchmark.roots import search_roots
+from gymrl.benchmark.settings import environment_file
 from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, VllmConfig
 from gymrl.errors import ConfigError
 from gymrl.evaluation.planning import with_fingerprint
@@ -88,7 +91,7 @@ def engine_config(
     recorded up to there. So is one of a server that returns no token ids, without tokens.
 
     Raises:
-        ConfigError: A setting cannot work.
+        ConfigError: A setting cannot work, or a key that servers need is not there.
     """
     policy = plan.settings.policy
     name = policy.name or DEFAULT_MODEL_NAME
@@ -97,8 +100,12 @@ def engine_config(
     if tokenizer is None and policy.model is not None:
         directory = resolve_model(policy.model)
         tokenizer = directory if Path(directory, "tokenizer.json").is_file() else None
+    if options.registry_url:
+        servers = {}
+    elif options.gym_python is None:  # where there is one, NeMo Gym looks the keys up
+        servers = with_keys(servers, environment_file(search_roots(options.gym_roots)))
     gym = GymConfig(
-        servers={} if options.registry_url else dict(servers),
+        servers=dict(servers),
         gym_python=options.gym_python,
         gym_roots=options.gym_roots,
         registry_url=options.registry_url,

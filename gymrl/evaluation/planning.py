@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gymrl.benchmark.keys import require_no_keys
 from gymrl.benchmark.plan import row_task_id
 from gymrl.benchmark.planned_servers import planned_servers
 from gymrl.benchmark.planning import plan_benchmark
@@ -126,6 +127,7 @@ def _planned(
     gym_python: str | None,
 ) -> BenchmarkPlan:
     merged = _merged(overrides, choice.overrides)
+    require_no_keys(merged)
     planned = plan_benchmark(
         choice.name, choice.task_ids, merged, roots=roots, gym_python=gym_python
     )

@@ -31,3 +31,16 @@ class Ranking(ResourcesServer):
                 shorter = sum(len(other) < len(text) for other, _ in peers.values())
                 peer.set_result(shorter / (len(peers) - 1))
         return Verdict(reward=await mine, extras={"peers": len(peers)})
+
+
+class KeyedSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    judge_api_key: str
+
+
+class Keyed(ResourcesServer):
+    """Rewards who says its key."""
+
+    Settings = KeyedSettings
+
+    async def verify(self, row: dict[str, Any], reply: Reply, state: None) -> Verdict:
+        return Verdict(reward=float(reply.text == self.settings.judge_api_key))

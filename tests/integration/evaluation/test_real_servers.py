@@ -16,6 +16,7 @@ from gymrl.evaluation import (
 )
 from gymrl.generation.service import GenerationService
 from gymrl.records import read_records
+from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
 from gymrl.testing.models import build_tiny_model
 
 
@@ -92,3 +93,37 @@ def test_repeats_must_be_a_count(repeats):
 def test_benchmarks_are_a_list():
     with pytest.raises(ConfigError, match="a list of names"):
         plan_evaluation("chain_sum")
+
+
+KEYED = """
+keyed:
+  resources_servers:
+    keyed:
+      entrypoint: tests.integration.evaluation.comparing:Keyed
+      judge_api_key: ${oc.env:JUDGE_KEY_OF_A_TEST}
+      datasets:
+      - {name: keyed, type: benchmark, jsonl_fpath: benchmarks/keyed/rows.jsonl}
+keyed_agent:
+  responses_api_agents:
+    simple_agent:
+      entrypoint: gymrl.gym.embedded.simple_agent:SimpleAgent
+      resources_server: {type: resources_servers, name: keyed}
+      model_server: {type: responses_api_models, name: policy_model}
+"""
+
+
+async def test_a_key_of_ours_is_in_no_plan_and_reaches_its_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY_OF_A_TEST", "sk-very-secret")
+    folder = tmp_path / "benchmarks" / "keyed"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(KEYED)
+    (folder / "rows.jsonl").write_text(
+        '{"task_id": "a", "responses_create_params": {"input": "x"}}'
+    )
+    settings = EvaluationSettings.from_dict({"policy": {"name": "scripted"}})
+    plan = plan_evaluation(["keyed"], settings, roots=[tmp_path])
+    assert "sk-very" not in plan.to_json()
+    async with ScriptedModelServer([ModelCall(text="sk-very-secret")]) as server:
+        options = RunOptions(base_urls=(server.base_url,), in_process=True)
+        report = await run_evaluation(plan, tmp_path / "run", options)
+    assert report.benchmarks["keyed"].total.reward.mean == 1.0
