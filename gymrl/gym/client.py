@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 BODY_EXCERPT_CHARS = 2000
 LARGE_BODY_BYTES = 1 << 19
+MAX_ANSWER_BYTES = 1 << 30
 CHAIN_LIMIT = 16
 TRACEBACK_CHARS = 8000
 RETRIABLE_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
@@ -67,15 +68,16 @@ class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class HttpPool:
     """One session's worth of connections. Belongs to the event loop that opened it.
 
-    There is no limit on the number of connections, on the length of an answer or on the wait for
-    one (generations are long); callers bound what they start and set deadlines. Connecting has its
-    own limit.
+    There is no limit on the number of connections or on the wait for an answer (generations are
+    long); callers bound what they start and set deadlines. Connecting has its own limit. Redirects
+    are not followed: they would make a GET of a POST, or lead where nobody was told of.
 
     Args:
         connect_timeout_s: For a TCP connection to be made.
         headers: Sent with every request.
         reuses_connections: False: each request has a connection of its own. A server that answers
             twice, or late, then can't have its answer taken for that of another request.
+        max_answer_bytes: Longer answers are refused, decompressed bytes counted.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class HttpPool:
         headers: Mapping[str, str] | None = None,
         *,
         reuses_connections: bool = True,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._headers = dict(headers or {})
         self._reuses_connections = reuses_connections
+        self._max_answer_bytes = max_answer_bytes
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -121,7 +125,8 @@ class HttpPool:
 
         Raises:
             GymTransportError: No complete answer came.
-            GymRequestError: `url` is no URL.
+            GymRequestError: `url` is no URL, or the answer is a redirect or longer than
+                `max_answer_bytes`.
         """
         headers = {"Content-Type": "application/json"}
         if cookies:
@@ -142,8 +147,12 @@ class HttpPool:
         if self._session is None:
             raise RuntimeError("the HTTP pool is not open: use it as an async context manager")
         with _typed_errors(url):
-            async with self._session.request(method, url, **arguments) as response:
-                body = await _whole_body(response.content)
+            async with self._session.request(
+                method, url, allow_redirects=False, **arguments
+            ) as response:
+                if HTTPStatus.MULTIPLE_CHOICES <= response.status < HTTPStatus.BAD_REQUEST:
+                    raise _redirect(url, response)
+                body = await self._whole_body(url, response.content)
                 return HttpAnswer(
                     url=url,
                     status=response.status,
@@ -152,17 +161,34 @@ class HttpPool:
                     retry_after_s=_seconds(response.headers.get("Retry-After")),
                 )
 
+    async def _whole_body(self, url: str, content: aiohttp.StreamReader) -> bytes:
+        """All bytes of an answer.
 
-async def _whole_body(content: aiohttp.StreamReader) -> bytes:
-    """All bytes of an answer.
+        Those of a large one are put together in a thread: when many rows end at once, their copies
+        one after the other would hold the event loop.
+        """
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in content.iter_any():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._max_answer_bytes:
+                raise GymRequestError(
+                    f"{url}: the answer is longer than {self._max_answer_bytes} bytes", url=url
+                )
+        if size <= LARGE_BODY_BYTES:
+            return b"".join(chunks)
+        return await anyio.to_thread.run_sync(b"".join, chunks)
 
-    Those of a large one are put together in a thread: when many rows end at once, their copies one
-    after the other would hold the event loop.
-    """
-    chunks = [chunk async for chunk in content.iter_any()]
-    if sum(map(len, chunks)) <= LARGE_BODY_BYTES:
-        return b"".join(chunks)
-    return await anyio.to_thread.run_sync(b"".join, chunks)
+
+def _redirect(url: str, response: aiohttp.ClientResponse) -> GymRequestError:
+    where = response.headers.get("Location", "nowhere")
+    return GymRequestError(
+        f"{url}: HTTP {response.status}, a redirect to {where[:BODY_EXCERPT_CHARS]!r}, which is not "
+        "followed; configure the address that it leads to",
+        url=url,
+        status=response.status,
+    )
 
 
 @contextlib.contextmanager
@@ -180,6 +206,11 @@ def _typed_errors(url: str) -> Iterator[None]:
         raise GymTransportError(f"{url}: {_described(error)}", url=url, was_sent=False) from error
     except aiohttp.ClientPayloadError as error:
         raise GymTransportError(f"{url}: the answer ended early ({error})", url=url) from error
+    except aiohttp.ClientResponseError as error:
+        # It has a status, 400, that no server sent; as a cause it would decide whose fault this is.
+        raise GymTransportError(
+            f"{url}: what came is no HTTP answer ({error.message})", url=url
+        ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise GymTransportError(f"{url}: {_described(error)}", url=url) from error
 
