@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
 
 from gymrl.errors import BadLogprobsError, ConfigError, RewardContractError
+from gymrl.numbers import finite_float
 from gymrl.records.digests import task_digest
 from gymrl.records.media import MediaFolder
 from gymrl.records.reader import check_same_run, cut_torn_line, read_run
@@ -24,6 +26,7 @@ from gymrl.records.schema import (
 from gymrl.types import Failure, Trajectory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from io import FileIO
     from types import TracebackType
 
@@ -33,38 +36,45 @@ if TYPE_CHECKING:
 _encoder = msgspec.json.Encoder()
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    extra_body: str | None = None
-
-
 class _Params(msgspec.Struct, frozen=True):
-    temperature: float | None = None
-    top_p: float | None = None
-    max_output_tokens: int | None = None
-    metadata: _Metadata | None = None
+    """What a row asks for. A row may hold anything here, and is written all the same."""
+
+    temperature: Any = None
+    top_p: Any = None
+    max_output_tokens: Any = None
+    metadata: Any = None
+
+    def extra_body(self) -> dict[str, Any]:
+        """The options that travel as JSON text; empty where there is no such text."""
+        text = self.metadata.get("extra_body") if isinstance(self.metadata, dict) else None
+        if not isinstance(text, str):
+            return {}
+        try:
+            options = msgspec.json.decode(text.encode("utf-8", "replace"))
+        except (msgspec.DecodeError, RecursionError):
+            return {}
+        return options if isinstance(options, dict) else {}
 
 
 class _Body(msgspec.Struct, frozen=True):
     responses_create_params: _Params = _Params()
 
 
-class _ExtraBody(msgspec.Struct, frozen=True):
-    top_k: int | None = None
-    seed: int | None = None
-
-
 def _sampling_of(row: Row, logprobs_mode: LogprobsMode | None) -> SamplingRecord:
     params = msgspec.json.decode(row.body, type=_Body).responses_create_params
-    text = (params.metadata or _Metadata()).extra_body or "{}"
-    extra = msgspec.json.decode(text, type=_ExtraBody)
+    extra = params.extra_body()
     return SamplingRecord(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=extra.top_k,
-        max_tokens=params.max_output_tokens,
-        seed=extra.seed,
+        temperature=finite_float(params.temperature),
+        top_p=finite_float(params.top_p),
+        top_k=_integer(extra.get("top_k")),
+        max_tokens=_integer(params.max_output_tokens),
+        seed=_integer(extra.get("seed")),
         logprobs_mode=logprobs_mode,
     )
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 def records_of(
@@ -101,7 +111,7 @@ def records_of(
                 if isinstance(outcome, Trajectory)
                 else None,
                 failure=_writable(outcome) if isinstance(outcome, Failure) else None,
-                metrics=group.metrics if place == last else {},
+                metrics=_finite(group.metrics) if place == last else {},
                 timings=group.timings if place == last else None,
             )
         )
@@ -137,6 +147,11 @@ def _trajectory_record(trajectory: Trajectory, index: int) -> TrajectoryRecord:
     fields["media"] = tuple(trajectory.media)
     fields["result"] = msgspec.Raw(_one_line(trajectory.result))
     return TrajectoryRecord(**fields)
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those that JSON has a form for; a null in the place of a number could not be read back."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _one_line(json: bytes) -> bytes:
@@ -198,13 +213,19 @@ class RecordWriter:
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror}", setting=str(self.path)) from error
         if not continued:
-            self._write(run)
+            try:
+                self._write(run)
+            except BaseException:
+                self._file.close()
+                raise
 
     def write(self, group: RolloutGroup) -> None:
         """Write every row of a group.
 
         Raises:
             BadLogprobsError, RewardContractError: As :func:`records_of`; nothing was written.
+            OSError: The disk is full, say. The line that did not fit is taken back, so that the
+                file stays whole; those of the group that did fit are there.
         """
         records = records_of(group, logprobs_mode=self._logprobs_mode, with_task=self._with_task)
         self._media.write_group(group, with_task=self._with_task)
@@ -213,8 +234,13 @@ class RecordWriter:
 
     def _write(self, record: RunRecord | RowRecord) -> None:
         line = memoryview(_encoder.encode(record) + b"\n")
-        while line:
-            line = line[self._file.write(line) :]
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except BaseException:
+            self._file.truncate(start)
+            raise
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""

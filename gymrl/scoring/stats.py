@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -36,12 +37,13 @@ def stddev(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float], divisor: int) -> float:
-    """Root of the squared distances from the mean over `divisor`; infinite where beyond floats."""
+    """Root of the squared distances from the mean over `divisor`; the largest float at most."""
     center = mean(values)
     try:
         return math.sqrt(math.fsum((value - center) ** 2 for value in values) / divisor)
     except OverflowError:
-        return math.hypot(*((value - center) / math.sqrt(divisor) for value in values))
+        root = math.hypot(*((value - center) / math.sqrt(divisor) for value in values))
+        return min(root, sys.float_info.max)  # a metric that is infinite could not be written
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -1,5 +1,7 @@
 import json
 import logging
+import math
+import resource
 
 import msgspec
 import numpy as np
@@ -375,3 +377,50 @@ def test_a_config_digest_ignores_where_and_how_fast_a_run_goes():
     assert config_digest(config()) != config_digest(
         config(sampling=SamplingParams(temperature=0.5))
     )
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "x",
+        [],
+        {"extra_body": 5},
+        {"extra_body": "nojson"},
+        {"extra_body": "[1]"},
+        {"extra_body": '{"top_k": "5", "seed": 5.5}'},
+    ],
+)
+def test_a_row_that_asks_for_odd_things_is_written_all_the_same(tmp_path, metadata):
+    rows = prepared(1, 1)
+    body = json.loads(rows[0].body)
+    body["responses_create_params"] |= {"metadata": metadata, "temperature": "hot"}
+    odd = msgspec.structs.replace(rows[0], body=json.dumps(body).encode())
+    write(tmp_path / "r.jsonl", groups_of(trajectory(), size=1, rows=[odd]))
+    (record,) = read_records(tmp_path / "r.jsonl")
+    sampling = record.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (None, None, None)
+    assert json.loads(bytes(record.task)) == body
+
+
+def test_a_metric_that_is_not_finite_does_not_make_the_file_unreadable(tmp_path):
+    (group,) = groups_of(trajectory(), trajectory())
+    metrics = {"a": math.inf, "b": math.nan, "c": 1.0}
+    write(tmp_path / "r.jsonl", [msgspec.structs.replace(group, metrics=metrics)])
+    (read,) = read_groups(tmp_path / "r.jsonl")
+    assert read.metrics == {"c": 1.0}
+
+
+def test_a_full_disk_leaves_no_torn_line_in_the_middle(tmp_path):
+    path = tmp_path / "r.jsonl"
+    first, second, third = groups_of(*[trajectory()] * 6)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with RecordWriter(path, RUN) as writer:
+        writer.write(first)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, before[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                writer.write(second)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        writer.write(third)
+    assert [group.index for group in read_groups(path)] == [0, 2]
