@@ -9,7 +9,13 @@ import msgspec
 
 from gymrl.errors import ConfigError
 from gymrl.evaluation.differences import config_differences
-from gymrl.evaluation.statistics import CONFIDENCE, Estimate, mean_over_tasks, sign_test
+from gymrl.evaluation.statistics import (
+    CONFIDENCE,
+    Estimate,
+    mean_of,
+    mean_over_tasks,
+    sign_test,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -241,8 +247,8 @@ def _difference(before: TaskOutcome, after: TaskOutcome) -> TaskDifference:
     return TaskDifference(
         task_id=before.task_id,
         source=before.source,
-        before=sum(first) / len(first),
-        after=sum(second) / len(second),
+        before=mean_of(first),
+        after=mean_of(second),
         attempts_before=len(first),
         attempts_after=len(second),
     )
@@ -254,8 +260,8 @@ def _paired(tasks: Sequence[TaskDifference], confidence: float) -> SourceCompari
     worse = sum(difference < -_SAME for difference in differences)
     count = len(tasks)
     return SourceComparison(
-        before=sum(task.before for task in tasks) / count if count else None,
-        after=sum(task.after for task in tasks) / count if count else None,
+        before=mean_of([task.before for task in tasks]) if tasks else None,
+        after=mean_of([task.after for task in tasks]) if tasks else None,
         difference=mean_over_tasks(differences, confidence) if count else None,
         better=better,
         worse=worse,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gymrl.errors import ConfigError
 from gymrl.evaluation.journal import write_whole
 from gymrl.evaluation.report import report_evaluation
-from gymrl.evaluation.statistics import reward_histogram
+from gymrl.evaluation.statistics import mean_of, reward_histogram
 
 if TYPE_CHECKING:
     from gymrl.evaluation.comparison import Comparison
@@ -101,7 +101,7 @@ def _rewards(label: str, rewards: list[float], path: Path) -> Path:
         edges = [histogram.low + place * width for place in range(len(histogram.counts))]
         look = {"color": _BLUE, "edgecolor": "white"}
         axes.bar(edges, histogram.counts, width=width, align="edge", **look)
-    mean = sum(rewards) / len(rewards)
+    mean = mean_of(rewards)
     axes.axvline(mean, color=_RED, linestyle="--", label=f"mean {mean:.3f}")
     axes.legend()
     axes.set(title=_plain(f"{label}: {len(rewards)} rewards"), xlabel="reward", ylabel="rows")

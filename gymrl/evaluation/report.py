@@ -17,6 +17,7 @@ from gymrl.evaluation.statistics import (
     CONFIDENCE,
     Estimate,
     clustered_mean,
+    mean_of,
     mean_over_tasks,
     pass_at_k,
     pass_hat_k,
@@ -287,7 +288,7 @@ def _components(attempts: Sequence[Attempt]) -> dict[str, ComponentMean]:
         for name, value in (attempt.components or {}).items():
             values.setdefault(name, []).append(value)
     return {
-        name: ComponentMean(mean=sum(held) / len(held), rows=len(held))
+        name: ComponentMean(mean=mean_of(held), rows=len(held))
         for name, held in sorted(values.items())
     }
 

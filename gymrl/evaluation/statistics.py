@@ -31,8 +31,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         mean: The estimate.
-        low: Lower end of the interval; None where none can be given (fewer than two tasks, or all
-            tasks alike: a spread of 0 in a sample is not certainty).
+        low: Lower end of the interval; None where none can be given (fewer than two tasks, all
+            tasks alike: a spread of 0 in a sample is not certainty; or ends that no float can hold).
         high: Upper end, likewise.
         standard_error: Of `mean`; None with fewer than two tasks.
         tasks: Tasks behind it.
@@ -79,8 +79,10 @@ def reward_histogram(rewards: Sequence[float], bins: int = HISTOGRAM_BINS) -> Hi
     low, high = min(0.0, *rewards), max(1.0, *rewards)
     counts = [0] * bins
     for reward in rewards:
-        # Divided before multiplied: a range of very large numbers has no finite reciprocal.
-        counts[min(int((reward - low) / (high - low) * bins), bins - 1)] += 1
+        # Halved, since very large numbers may be too far apart for a float, and divided before
+        # multiplied: their range has no finite reciprocal.
+        share = (reward / 2 - low / 2) / (high / 2 - low / 2)
+        counts[min(int(share * bins), bins - 1)] += 1
     return Histogram(low=low, high=high, counts=tuple(counts))
 
 
@@ -104,15 +106,28 @@ def clustered_mean(tasks: Sequence[Sequence[float]], confidence: float = CONFIDE
     count = sum(map(len, held))
     if not count:
         raise ValueError("a mean needs at least one value")
-    mean = math.fsum(value for values in held for value in values) / count
+    mean = mean_of([value for values in held for value in values])
     if len(held) < 2:
         return Estimate(mean=mean, tasks=len(held), values=count)
-    squares = math.fsum(math.fsum(value - mean for value in values) ** 2 for values in held)
-    error = math.sqrt(squares * len(held) / (len(held) - 1)) / count
+    # Of the residuals' sums; a verifier's very large numbers have no squares that a float could hold.
+    error = math.hypot(*(len(values) * (mean_of(values) - mean) / count for values in held))
+    error *= math.sqrt(len(held) / (len(held) - 1))
     low, high = _interval(mean, error, len(held) - 1, confidence)
     return Estimate(
         mean=mean, low=low, high=high, standard_error=error, tasks=len(held), values=count
     )
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean, of numbers too that are too large to be added.
+
+    Raises:
+        ZeroDivisionError: There is none.
+    """
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
 
 
 def mean_over_tasks(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -131,7 +146,8 @@ def _interval(
     if error <= 1e-12 * max(1.0, abs(mean)):
         return None, None
     half = student_quantile((1 + confidence) / 2, degrees) * error
-    return mean - half, mean + half
+    low, high = mean - half, mean + half
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)
 
 
 def pass_at_k(attempts: int, passed: int, k: int) -> float:

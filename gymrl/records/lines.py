@@ -26,6 +26,7 @@ def read_lines(
     """The lines of a file in the order they were written, each with its place.
 
     A last line without its end is left out with a warning: it is being written, or a kill tore it.
+    Blank lines, which an editor may have left, are passed over.
 
     Args:
         path: The file.
@@ -37,11 +38,14 @@ def read_lines(
         RowValueError: Another line is no record; names file and line.
     """
     offset = 0
+    has_header = False
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 place = Place(number, offset, len(line))
                 offset += len(line)
+                if line.isspace():
+                    continue
                 try:
                     record = decoder.decode(line)
                 except msgspec.DecodeError as error:
@@ -54,8 +58,9 @@ def read_lines(
                         )
                         return
                     raise no_record(path, number, error) from error
-                if number == 1:
+                if not has_header:
                     _check_header(path, record)
+                    has_header = True
                 yield place, record
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", setting=str(path)) from error

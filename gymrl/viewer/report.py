@@ -16,7 +16,7 @@ from gymrl.errors import ConfigError
 from gymrl.evaluation.journal import PLAN_FILE, ROLLOUTS_FILE
 from gymrl.evaluation.reading import Evaluation, read_evaluation
 from gymrl.evaluation.report import EvaluationReport, SourceReport, report_evaluation
-from gymrl.evaluation.statistics import Histogram, reward_histogram
+from gymrl.evaluation.statistics import Histogram, mean_of, reward_histogram
 from gymrl.viewer.comparison import ComparisonView, view_of_comparison
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def list_tasks(
 
 def _mean(task: TaskOutcome) -> float | None:
     rewards = task.rewards
-    return sum(rewards) / len(rewards) if rewards else None
+    return mean_of(rewards) if rewards else None
 
 
 def _task(number: int, task: TaskOutcome, pass_reward: float, snapshot: Snapshot) -> TaskView:

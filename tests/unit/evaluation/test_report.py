@@ -231,3 +231,14 @@ def test_a_markdown_page_says_what_is_not_there(make_plan, write):
     assert "| math | 3 | 2 | 4 of 6 | 1 | 1 | 0.500 [-0.432, 1.432] |" in page
     assert "| 2 | 1.000 | 0.000 | 2 |" in page
     assert "| RolloutTimeout | 1 | too late |" in page
+
+
+def test_blank_lines_that_an_editor_left_are_passed_over(make_plan, write, tmp_path, make_record):
+    plan = make_plan(tasks=("t1",), repeats=2)
+    write(plan, {"t1": [1.0]})
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\r\n") + b"  \n")
+    with Journal(tmp_path, plan) as journal:
+        ((pending,),) = journal.pending(3)
+        journal.add(make_record(pending.task, pending.repeat))
+    assert read_evaluation(tmp_path).tasks[0].rewards == [1.0, 1.0]

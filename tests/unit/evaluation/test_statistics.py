@@ -190,3 +190,19 @@ def test_there_is_no_histogram_of_nothing_nor_without_bins():
 def test_a_histogram_counts_every_reward_once(rewards, bins):
     found = reward_histogram(rewards, bins)
     assert (len(found.counts), sum(found.counts)) == (bins, len(rewards))
+
+
+def test_rewards_beyond_what_a_float_can_square_have_a_mean_and_an_interval():
+    estimate = clustered_mean([[1e200], [0.0]])
+    assert (estimate.mean, estimate.standard_error) == pytest.approx((5e199, 5e199))
+    assert estimate.low < 0 < estimate.high
+    assert clustered_mean([[1e308, 1e308], [1e308]]).mean == 1e308
+    # The ends of this interval are no numbers that JSON could carry.
+    assert clustered_mean([[1.7e308], [-1.7e308]]).low is None
+    assert reward_histogram([-1e308, 1e308], bins=2).counts == (1, 1)
+
+
+def test_residuals_of_a_task_cancel_exactly():
+    # The second task's rows are 1e160 away from the mean, and 2 below it together.
+    estimate = clustered_mean([[3.0], [1e160, -1e160]])
+    assert estimate.standard_error == pytest.approx(math.sqrt(2 * (2**2 + 2**2)) / 3)
