@@ -80,6 +80,7 @@ class _Tasks(msgspec.Struct, frozen=True):
     servers: dict[str, Any]
     sampling: SamplingParams
     token_source: str = "messages"
+    group_size: int = 1
 
 
 def parse_params(params: tuple[str, ...]) -> dict[str, Any]:
@@ -136,6 +137,7 @@ def _tasks(options: RolloutOptions, seed: int) -> _Tasks:
         benchmark.servers,
         benchmark.sampling,
         benchmark.token_source,
+        benchmark.group_size,
     )
 
 
@@ -246,6 +248,12 @@ def make_plan(options: RolloutOptions) -> RolloutPlan:
     base = read_mapping(options.config) if options.config else {}
     seed = options.seed if options.seed is not None else base.get("seed", DEFAULT_SEED)
     tasks = _tasks(options, DEFAULT_SEED if seed is None else seed)
+    if options.num_generations % tasks.group_size:
+        raise ConfigError(
+            f"--num-generations {options.num_generations}: {tasks.name} scores {tasks.group_size} "
+            f"attempts at a prompt against each other; ask for a multiple of {tasks.group_size}",
+            setting="--num-generations",
+        )
     values = {
         **base,
         "generation": _generation_block(options, base),

@@ -10,6 +10,7 @@ import pytest
 
 from gymrl import GenerationConfig, GymConfig, RolloutConfig, SamplingParams
 from gymrl.benchmark import load_benchmark
+from gymrl.cli.plan import RolloutOptions, make_plan
 from gymrl.errors import ConfigError
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.testing import build_tiny_model
@@ -17,7 +18,7 @@ from gymrl.testing import build_tiny_model
 # Loading verifiers takes seconds, in a process for each list of tasks and each environment.
 pytestmark = pytest.mark.timeout(240)
 
-SUMS, AGAIN, BROKEN, COUNT = range(4)
+SUMS, AGAIN, BROKEN, COUNT, ORDER = range(5)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,7 @@ def benchmarks(v1_python, classic_python, environments):
             num_tasks=2,
             params={"python": v1_python, "arguments": {"size": 9}},
         ),
+        load_benchmark("verifiers/first_in_line", num_tasks=3, params={**classic, "group_size": 2}),
     ]
     assert {benchmark.token_source for benchmark in made} == {"ledger"}
     return made
@@ -131,8 +133,37 @@ def test_a_taskset_of_v1_gives_reward_components(benchmarks, played):
         assert trajectory.num_generated == 6
 
 
+def test_a_rubric_that_compares_the_rollouts_of_a_group_scores_them_together(benchmarks, played):
+    assert [made.group_size for made in benchmarks] == [1, 1, 1, 1, 2]
+    for group in played["groups"][ORDER]:
+        assert len(group.trajectories) == 2
+        answers = [json.loads(trajectory.result) for trajectory in group.trajectories]
+        texts = [answer["response"]["output"][0]["content"][0]["text"] for answer in answers]
+        rewards = [trajectory.reward.total for trajectory in group.trajectories]
+        assert rewards == [sorted(texts).index(text) + 0.25 for text in texts]
+        for trajectory, text in zip(group.trajectories, texts, strict=True):
+            assert trajectory.turns[0].generation_text.startswith(text)
+    spread = {t.reward.total for group in played["groups"][ORDER] for t in group.trajectories}
+    assert spread == {0.25, 1.25}
+
+
+@pytest.mark.parametrize(
+    ("group_size", "said"),
+    [(1, "say how many with group_size"), (2, "--num-generations 3: .* a multiple of 2")],
+)
+def test_attempts_that_cannot_be_scored_together_are_refused(classic_python, group_size, said):
+    options = RolloutOptions(
+        target="verifiers/first_in_line",
+        params=(f"python={classic_python}", f"group_size={group_size}"),
+        num_generations=3,
+        model="tiny",
+    )
+    with pytest.raises(ConfigError, match=said):
+        make_plan(options)
+
+
 def test_nothing_of_an_environment_is_left_when_the_engine_closes(played):
-    assert played["peers"] == 3
+    assert played["peers"] == 4
     assert played["left"] == set()
 
 

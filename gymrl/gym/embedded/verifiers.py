@@ -4,6 +4,9 @@ The environment runs as it is, in a process of its own, under the interpreter th
 (``verifiers_peer.py`` beside this module): it asks the policy over chat completions, steps, and
 scores itself. Tokens come from the policy server's ledger, because nothing of verifiers has to know
 about tokens; so the worker's ``token_source`` must be ``ledger``.
+
+Where its rubric scores the attempts at a task against each other, they are played and scored as one
+(:mod:`gymrl.gym.embedded.cohorts`).
 """
 
 from __future__ import annotations
@@ -34,13 +37,14 @@ from gymrl.gym.embedded.base import (
     missing_field,
     read_fields,
 )
+from gymrl.gym.embedded.cohorts import Cohorts, Member
 from gymrl.gym.policy_key import without_key
 from gymrl.gym.processes import GuardedProcess
 from gymrl.gym.schema import is_null, plain
 from gymrl.token_ledger import rollout_base_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from aiohttp import web
 
@@ -48,6 +52,7 @@ PEER = Path(__file__).with_name("verifiers_peer.py")
 READY_POLL_S = 0.05
 
 _ABSENT = msgspec.Raw(b"")
+_PLACE_FIELDS = ("_ng_task_index", "_ng_rollout_index")
 _NOT_TOKEN_LIMITS = ("max_turns", "max_turns_reached")
 
 
@@ -61,6 +66,8 @@ class VerifiersSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknow
         python: The interpreter that has verifiers and the environment; None: gymrl's own.
         model_server: The instance that answers for the policy.
         rollout_timeout_s: Of one episode, scoring included.
+        group_size: Attempts at a task that the environment's rubric scores together, where it
+            compares them with each other. 1: it scores each on its own.
     """
 
     environment: str
@@ -68,8 +75,10 @@ class VerifiersSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknow
     python: str | None = None
     model_server: ServerRef
     rollout_timeout_s: float = 1800.0
+    group_size: int = 1
 
     def __post_init__(self) -> None:
+        require(self.group_size > 0, "group_size", self.group_size, "must be positive")
         value = self.rollout_timeout_s
         require(value > 0, "rollout_timeout_s", value, "must be positive")
 
@@ -91,6 +100,9 @@ class VerifiersAgent(EmbeddedServer):
         self._folder = ""
         self._process: GuardedProcess | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._cohorts: Cohorts[bytes, dict[str, Any]] = Cohorts(
+            self.settings.group_size, self._play_together, self.settings.rollout_timeout_s
+        )
 
     async def open(self) -> None:
         """Start the environment's process and wait until it answers.
@@ -114,6 +126,7 @@ class VerifiersAgent(EmbeddedServer):
         asked = {
             "environment": self.settings.environment,
             "arguments": self.settings.arguments,
+            "group_size": self.settings.group_size,
         }
         await anyio.Path(request).write_bytes(msgspec.json.encode(asked))
         process = GuardedProcess(
@@ -182,16 +195,24 @@ class VerifiersAgent(EmbeddedServer):
             "sampling": chat_sampling(plain(params)),
             "timeout_s": self.settings.rollout_timeout_s,
         }
-        played = await self._play(msgspec.json.encode(asked))
+        body = msgspec.json.encode(asked)
+        if self.settings.group_size == 1:
+            played = await self._play("rollout", body)
+        else:
+            played = await self._cohorts.join(_member(row, rollout_id), body)
         return json_response({**row, **_verdict(played)})
 
-    async def _play(self, body: bytes) -> dict[str, Any]:
+    async def _play_together(self, bodies: Sequence[bytes]) -> list[dict[str, Any]]:
+        played: list[dict[str, Any]] = await self._play("group", b"[%s]" % b",".join(bodies))
+        return played
+
+    async def _play(self, what: str, body: bytes) -> Any:
         if self._session is None or self._process is None:
             raise InnerServerError("the environment is closed", HTTPStatus.SERVICE_UNAVAILABLE)
         timeout = aiohttp.ClientTimeout(total=self.settings.rollout_timeout_s)
         name = self.settings.environment
         try:
-            async with self._session.post("http://peer/rollout", data=body, timeout=timeout) as got:
+            async with self._session.post(f"http://peer/{what}", data=body, timeout=timeout) as got:
                 status, answer = got.status, await got.read()
         except TimeoutError as error:
             raise InnerServerError(
@@ -205,10 +226,17 @@ class VerifiersAgent(EmbeddedServer):
                 f"{self._process.last_lines}",
                 HTTPStatus.BAD_GATEWAY,
             ) from error
-        decoded: dict[str, Any] = msgspec.json.decode(answer)
+        decoded: Any = msgspec.json.decode(answer)
         if status != HTTPStatus.OK:
             raise InnerServerError(str(decoded.get("error")), status)
         return decoded
+
+
+def _member(row: dict[str, msgspec.Raw], rollout_id: str) -> Member:
+    task, place = (plain(row.get(name, _ABSENT)) for name in _PLACE_FIELDS)
+    if not isinstance(task, int) or not isinstance(place, int):
+        raise missing_field(" or ".join(_PLACE_FIELDS), sorted(row))
+    return Member(task, place, rollout_id)
 
 
 def interpreter(python: str | None) -> str:

@@ -12,6 +12,7 @@ modules whose ``__all__`` has a taskset (verifiers from 0.4).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -22,6 +23,7 @@ import math
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -52,6 +54,10 @@ class Environment(Protocol):
         """Play one task against the policy at ``base_url``."""
         ...
 
+    async def group(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Play all attempts at a task, and score them together."""
+        ...
+
     async def open(self) -> None:
         """Bring up what rollouts share."""
         ...
@@ -77,19 +83,31 @@ class _ScoringErrors(logging.Handler):
             failed.append(record.getMessage())
 
 
+@contextlib.contextmanager
+def _noting_scoring_errors() -> Iterator[None]:
+    """Fail afterwards where a rubric went on with 0 in place of a score."""
+    failed: list[str] = []
+    _scoring_errors.set(failed)
+    yield
+    if failed:
+        raise RolloutError(f"verifiers scored 0 where scoring failed: {'; '.join(failed)}", 422)
+
+
 class Classic:
     """An environment of verifiers before 0.4."""
 
-    def __init__(self, name: str, arguments: dict[str, Any]) -> None:
+    def __init__(self, name: str, arguments: dict[str, Any], group_size: int) -> None:
         self._package = importlib.import_module("verifiers")
         self._clients = importlib.import_module("verifiers.clients")
         self._types = importlib.import_module("verifiers.types")
         self._env = self._package.load_environment(name, **arguments)
         logging.getLogger("verifiers").addHandler(_ScoringErrors(logging.ERROR))
-        if getattr(self._env, "requires_group_rollouts", False):
+        if _compares(self._env) != (group_size > 1):
             raise RuntimeError(
-                f"{name!r} scores the rollouts of a group against each other; each is played on its "
-                "own here, so such rewards can't be had"
+                f"{name!r} scores each rollout on its own: leave group_size out"
+                if group_size > 1
+                else f"{name!r} scores the rollouts of a group against each other: say how many with "
+                "group_size, and make as many attempts at each task"
             )
         wanted = ("input", "client", "model", "sampling_args")
         known = inspect.signature(self._env.run_rollout).parameters
@@ -110,6 +128,33 @@ class Classic:
 
     async def rollout(self, request: dict[str, Any]) -> dict[str, Any]:
         """One rollout, scored by the environment's rubric."""
+        with _noting_scoring_errors():
+            output = await self._asking(self._env.run_rollout, request)
+            _require_no_error(output)
+        return _classic_verdict(output)
+
+    async def group(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """All rollouts of a group, scored together by the environment's rubric.
+
+        As its own ``run_group`` does, but that each rollout asks the policy under a URL of its own,
+        and that none is scored where one ended in an error.
+        """
+        rubric = self._env.rubric
+        with _noting_scoring_errors():
+            played = (self._asking(self._env.rollout, request) for request in requests)
+            # Every rollout ends before anything is raised: none goes on behind its group's back.
+            states: list[Any] = await asyncio.gather(*played, return_exceptions=True)  # noqa: TID251 - gymrl is not imported here
+            for state in states:
+                if isinstance(state, BaseException):
+                    raise state
+                _require_no_error(state)
+            await rubric.score_group(states)
+            for state in states:
+                await rubric.cleanup(state)
+        return [_classic_verdict(state) for state in states]
+
+    async def _asking(self, play: Any, request: dict[str, Any]) -> Any:
+        """What a method of the environment gives for a request, which has its own way to the policy."""
         client = self._clients.resolve_client(
             self._types.ClientConfig(
                 client_type="openai_chat_completions",
@@ -120,26 +165,10 @@ class Classic:
                 max_retries=0,
             )
         )
-        failed: list[str] = []
-        _scoring_errors.set(failed)
         try:
-            output = await self._env.run_rollout(
-                request["task"], client, request["model"], dict(request["sampling"])
-            )
+            return await play(request["task"], client, request["model"], dict(request["sampling"]))
         finally:
             await client.close()
-        error = output.get("error")
-        if error:
-            raise _classic_error(error)
-        if failed:
-            raise RolloutError(f"verifiers scored 0 where scoring failed: {'; '.join(failed)}", 422)
-        return {
-            "reward": _finite(output["reward"], "reward"),
-            "metrics": _numbers(output.get("metrics") or {}),
-            "is_truncated": bool(output.get("is_truncated")),
-            "stop_condition": output.get("stop_condition"),
-            "messages": [_plain(message) for message in output.get("completion") or []],
-        }
 
     async def open(self) -> None:
         """Nothing is shared before the first rollout."""
@@ -149,10 +178,35 @@ class Classic:
         await self._env._teardown()
 
 
+def _compares(env: Any) -> bool:
+    """Whether an environment, or one of those it is made of, scores rollouts against each other."""
+    inner = getattr(env, "env_map", {}).values()
+    return getattr(env, "requires_group_rollouts", False) or any(map(_compares, inner))
+
+
+def _require_no_error(state: dict[str, Any]) -> None:
+    if state.get("error"):
+        raise _classic_error(state["error"])
+
+
+def _classic_verdict(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "reward": _finite(state["reward"], "reward"),
+        "metrics": _numbers(state.get("metrics") or {}),
+        "is_truncated": bool(state.get("is_truncated")),
+        "stop_condition": state.get("stop_condition"),
+        "messages": [_plain(message) for message in state.get("completion") or []],
+    }
+
+
 class V1:
     """A taskset of verifiers from 0.4 on, with the environment and the harness it comes with."""
 
-    def __init__(self, name: str, arguments: dict[str, Any]) -> None:
+    def __init__(self, name: str, arguments: dict[str, Any], group_size: int) -> None:
+        if group_size > 1:
+            raise RuntimeError(
+                f"{name!r}: tasks of a taskset score each episode on its own: leave group_size out"
+            )
         self._package = importlib.import_module("verifiers.v1")
         settings = {key: value for key, value in arguments.items() if key not in _ENV_KEYS}
         env = {key: value for key, value in arguments.items() if key in _ENV_KEYS}
@@ -239,6 +293,10 @@ class V1:
             ],
         }
 
+    async def group(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """There are no groups here; ``group_size`` was refused."""
+        raise NotImplementedError
+
     async def open(self) -> None:
         """Bring up shared tool servers and the way by which harnesses reach the policy."""
         self._serving = self._env.serving()
@@ -261,12 +319,16 @@ def _data_class(package: Any, task_class: Any) -> Any:
     )
 
 
-def load(name: str, arguments: dict[str, Any]) -> Environment:
-    """The environment `name`, by whichever generation its module is written for.
+def load(request: dict[str, Any]) -> Environment:
+    """The environment of a request, by whichever generation its module is written for.
 
     Raises:
-        RuntimeError: The module and the installed verifiers are of different generations.
+        RuntimeError: The module and the installed verifiers are of different generations, or it
+            scores otherwise than ``group_size`` says.
     """
+    name, arguments, group_size = (
+        request[field] for field in ("environment", "arguments", "group_size")
+    )
     short = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     verifiers = importlib.import_module("verifiers")
     if importlib.util.find_spec(short) is not None:
@@ -278,8 +340,8 @@ def load(name: str, arguments: dict[str, Any]) -> Environment:
                     f"{importlib.metadata.version('verifiers')} no longer knows; put "
                     "'verifiers<0.4' into the interpreter that has the environment"
                 )
-            return Classic(name, arguments)
-    return V1(name, arguments)
+            return Classic(name, arguments, group_size)
+    return V1(name, arguments, group_size)
 
 
 def _classic_error(error: Any) -> RolloutError:
@@ -337,7 +399,7 @@ def _chat(prompt: Any) -> list[dict[str, Any]]:
 def list_tasks(request: dict[str, Any]) -> dict[str, Any]:
     """The tasks of an environment; what goes wrong is part of the answer."""
     try:
-        environment = load(request["environment"], request["arguments"])
+        environment = load(request)
         tasks = environment.tasks(request["split"], request["count"])
         return {"tasks": tasks, "version": importlib.metadata.version("verifiers")}
     except Exception as error:  # noqa: BLE001 - told to the process that asked
@@ -345,14 +407,15 @@ def list_tasks(request: dict[str, Any]) -> dict[str, Any]:
 
 
 async def serve(request: dict[str, Any], path: str) -> None:
-    """Answer ``POST /rollout`` on a Unix socket until the process is told to end."""
+    """Answer ``POST /rollout`` and ``/group`` on a Unix socket until the process is told to end."""
     web = importlib.import_module("aiohttp.web")
-    environment = load(request["environment"], request["arguments"])
+    environment = load(request)
     await environment.open()
+    ways: dict[str, Any] = {"/rollout": environment.rollout, "/group": environment.group}
 
-    async def rollout(incoming: Any) -> Any:
+    async def play(incoming: Any) -> Any:
         try:
-            answer = await environment.rollout(json.loads(await incoming.read()))
+            answer = await ways[incoming.path](json.loads(await incoming.read()))
         except RolloutError as error:
             return web.json_response({"error": str(error)}, status=error.status)
         except Exception as error:  # noqa: BLE001 - the row fails, the environment goes on
@@ -364,7 +427,8 @@ async def serve(request: dict[str, Any], path: str) -> None:
         return web.json_response({"version": importlib.metadata.version("verifiers")})
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.router.add_post("/rollout", rollout)
+    for way in ways:
+        app.router.add_post(way, play)
     app.router.add_get("/livez", health)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
