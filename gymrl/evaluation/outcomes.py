@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gymrl.records.schema import RowRecord
     from gymrl.types import Failure, RolloutGroup
 
-_STREAM_ROW = re.compile(r"^row \d+:? ")
+_STREAM_ROW = re.compile(r"^row \d+(?=[: ])")
 
 
 def attempt_records(
@@ -72,7 +72,7 @@ def _of_a_peer(broken: Failure, pending: Sequence[PendingRow]) -> Failure:
         kind=FailureKind.INFRA,
         error=CohortIncomplete.__name__,
         message=f"repeat {repeat}, which it is compared with, failed, so that all of them are made "
-        f"again: {_STREAM_ROW.sub('', broken.message, count=1)}",
+        f"again: {_STREAM_ROW.sub('it', broken.message, count=1)}",
         traceback="",
     )
 
@@ -84,10 +84,11 @@ def _identified(
     task, repeat = pending.task, pending.repeat
     index = task.first_row + repeat
     if failure is not None:
-        message = _STREAM_ROW.sub("", failure.message, count=1)
-        failure = msgspec.structs.replace(
-            failure, message=f"task {task.task_id!r}, repeat {repeat}: {message}", row=index
-        )
+        name = f"task {task.task_id!r}, repeat {repeat}"
+        message, was_named = _STREAM_ROW.subn(lambda _: name, failure.message, count=1)
+        if not was_named:
+            message = f"{name}: {message}"
+        failure = msgspec.structs.replace(failure, message=message, row=index)
     return msgspec.structs.replace(
         record,
         group=task.number,

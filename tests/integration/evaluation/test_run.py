@@ -140,7 +140,7 @@ async def test_a_failed_row_is_a_failure_with_its_reason_and_the_others_go_on(tm
     assert (total.scored, total.failed, total.reward.mean) == (5, 1, 1.0)
     (failure,) = total.failures
     assert failure.error == "GymRequestError"
-    assert failure.example.startswith("task 't1', repeat 1: ")
+    assert failure.example.startswith("task 't1', repeat 1 (agent 'fake_agent'): HTTP 400")
     assert "maximum context length is 16 tokens" in failure.example
     (record,) = [r for r in read_records(tmp_path / "rollouts.jsonl") if r.failure]
     assert (record.failure.row, record.trajectory) == (3, None)
