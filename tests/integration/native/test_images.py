@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from gymrl.config import GenerationConfig, MediaConfig, SamplingParams
-from gymrl.environments import EnvironmentReturn
 from gymrl.environments.local import spawn_environment
 from gymrl.errors import RolloutRedispatchExhausted
 from gymrl.generation import TransformersGenerator
@@ -15,8 +14,9 @@ from gymrl.records import MediaFolder, RecordWriter, RunRecord, read_groups
 from gymrl.rollout.native import NativeConfig, NativePrompt, run_native_rollout
 from gymrl.rollout.native_text import ChatText, RawText
 from gymrl.tensors import to_batch
-from gymrl.testing import build_image, build_image_uri, build_tiny_vision_model
+from gymrl.testing import build_image, build_tiny_vision_model
 from gymrl.viewer.detail import DecodedRow
+from tests.integration.native.gallery import Gallery, check, parts, play
 from tests.integration.vllm.vision import SMALL, TALL, VisionReference, pictures
 
 
@@ -38,75 +38,6 @@ async def loaded(directory):
     )
     yield generator, tokenizer, load_image_format(str(directory), tokenizer)
     await generator.close()
-
-
-def parts(*images, text="what is "):
-    shown = [{"type": "image", "image": build_image_uri(*size)} for size in images]
-    return [{"type": "text", "text": text}, *shown]
-
-
-class Gallery:
-    """Shows the images that the metadata names after each answer, and ends behind the last."""
-
-    def step(self, message_logs, metadata):
-        shown = [left[0] if left else [] for left in metadata]
-        return EnvironmentReturn(
-            observations=[
-                {"role": "environment", "content": parts(*sizes, text="and ")} for sizes in shown
-            ],
-            metadata=[left[1:] for left in metadata],
-            next_stop_strings=[None] * len(metadata),
-            rewards=[1.0] * len(metadata),
-            terminateds=[not left for left in metadata],
-        )
-
-
-def tasks():
-    """Two images of several sizes in one turn, one in an observation, none at all."""
-    seen = [([SMALL, TALL], [[]]), ([], [[TALL], []]), ([SMALL], [[SMALL, TALL]]), ([], [[]])]
-    return [
-        NativePrompt(
-            task_name="gallery",
-            messages=[{"role": "user", "content": parts(*first)}],
-            metadata=[[list(size) for size in sizes] for sizes in later],
-        )
-        for first, later in seen
-    ]
-
-
-async def play(generator, codec, world, scheduler="async", **settings):
-    return await run_native_rollout(
-        tasks(),
-        generator,
-        {"gallery": world},
-        codec=codec,
-        config=NativeConfig(
-            scheduler=scheduler,
-            seed=3,
-            # A random model seldom ends a turn: every other token does it here.
-            sampling=SamplingParams(max_tokens=40, stop_token_ids=tuple(range(0, 380, 2))),
-            max_turns=3,
-            **settings,
-        ),
-        num_generations=2,
-    )
-
-
-def check(batch, reference):
-    """Recompute the whole batch sample by sample, from its own media, and compare."""
-    for row, messages in enumerate(batch.final_batch["message_log"]):
-        shown = [m for m in messages if "pixel_values" in m]
-        media = {}
-        if shown:
-            media = {
-                name: torch.cat([m[name] for m in shown])
-                for name in ("pixel_values", "image_grid_thw")
-            }
-        ids = torch.cat([message["token_ids"] for message in messages])
-        recomputed = reference.all_logprobs(ids, media)
-        mask = batch.token_mask[row, 1 : len(ids)]
-        sampled = batch.generation_logprobs[row, 1 : len(ids)]
-        assert torch.allclose(sampled[mask], recomputed[mask], atol=2e-4)
 
 
 @pytest.mark.parametrize(("codec", "scheduler"), [(ChatText, "async"), (RawText, "batched")])
@@ -170,7 +101,7 @@ async def test_the_viewer_shows_the_images_of_prompts_and_observations(loaded, t
 async def test_an_environment_in_a_worker_shows_images(loaded):
     generator, tokenizer, images = loaded
     codec = ChatText.from_tokenizer(tokenizer, images=images)
-    async with spawn_environment(f"{__name__}:Gallery") as world:
+    async with spawn_environment("tests.integration.native.gallery:Gallery") as world:
         rollout = await play(generator, codec, world)
     assert [len(turn) for turn in rollout.groups[2].trajectories[1].images] == [1, 2]
 

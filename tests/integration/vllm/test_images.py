@@ -24,8 +24,11 @@ from gymrl.generation.weights import DirectoryWeights
 from gymrl.media import inspect_image
 from gymrl.media.processing import ImageProcessor
 from gymrl.rollout.engine import RolloutEngine
+from gymrl.rollout.native_text import ChatText
 from gymrl.tensors import to_batch
 from gymrl.testing import build_image_uri, build_tiny_vision_model
+from tests.integration.native import gallery
+from tests.integration.native.gallery import Gallery, play
 from tests.integration.vllm.engines import engine_config
 from tests.integration.vllm.looking import ROUTE, SERVERS
 from tests.integration.vllm.vision import SMALL, TALL, VisionReference
@@ -362,3 +365,25 @@ async def test_a_batch_of_rollouts_has_the_tokens_and_pixels_that_were_sampled_f
         assert 3 <= int(mask.sum()) <= 3 * 8
         errors += (logprobs - recorded)[mask].abs().tolist()
     check(errors)
+
+
+async def test_native_episodes_with_images_have_the_tokens_and_pixels_that_were_sampled_from(
+    served, reference
+):
+    """Images of two sizes in one prompt, in observations, and none: environment to batch."""
+    codec = ChatText(served.policy.chat, images=served.reader.format)
+    rollout = await play(served.generator, codec, Gallery())
+    trajectories = [sample for group in rollout.groups for sample in group.trajectories]
+    counts = [[len(turn) for turn in sample.images] for sample in trajectories]
+    # An episode may end early, by a random model's answer of 40 tokens.
+    whole = [[2, 0, 0], [2, 0, 0], [0, 1, 0], [0, 1, 0], [1, 2, 0], [1, 2, 0], [], []]
+    assert all(turns == full[: len(turns)] for turns, full in zip(counts, whole, strict=True))
+    assert sum(map(sum, counts)) >= 8
+    token = served.reader.format.image_token_id
+    for sample in trajectories:
+        shown = [ref.width * ref.height // (28 * 28) for turn in sample.images for ref in turn]
+        assert sample.token_ids.tolist().count(token) == sum(shown)
+    processor = ImageProcessor.load(str(served.directory))
+    gallery.check(
+        to_batch(rollout.groups, pad_token_id=0, images=processor), reference, MAX_TOLERANCE
+    )
