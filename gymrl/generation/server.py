@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from gymrl.browsers import guard
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import GenerationRequestError, GymrlError, ServerStartError
 from gymrl.generation import chat_api, responses_api
@@ -130,7 +131,8 @@ class GenerationServer:
             await runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[self._errors])
+        middlewares = [guard(self._host), self._errors]
+        app = web.Application(client_max_size=self._max_body_bytes, middlewares=middlewares)
         posts: dict[str, Handler] = {
             "/v1/responses": self._responses,
             "/v1/chat/completions": self._chat_completions,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from gymrl.browsers import guard
 from gymrl.errors import ConfigError, ServerStartError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class PortRange(msgspec.Struct, frozen=True):
 
 
 class Listener:
-    """Serves an application until it is stopped.
+    """Serves an application until it is stopped, to programs and not to web pages.
 
     A client that closes its connection cancels the handler that serves it, so that work nobody
     waits for ends.
@@ -86,6 +87,7 @@ class Listener:
             ServerStartError: No port of the range is free.
             OSError: The address cannot be listened on.
         """
+        self._app.middlewares.insert(0, guard(self._ports.host))
         runner = web.AppRunner(
             self._app,
             access_log=None,

@@ -4,6 +4,9 @@ A Gym agent knows one host and port. Here they are this relay's: several policy 
 behind it, each conversation staying with one of them; ``model`` is put in where the agent leaves it
 out; and a policy that can't be reached is an answer, HTTP 502. Gym's own client would try a refused
 connection again without end.
+
+Nothing is passed on but what asks the model: the relay sends the policy's key, and behind the same key
+and address there are files, jobs, ledgers of other rollouts, and routes that change the server.
 """
 
 from __future__ import annotations
@@ -27,6 +30,13 @@ if TYPE_CHECKING:
 
 _COOKIE = "gymrl_policy"
 _ROLLOUT = re.compile(r"/ng-rollout/([^/]+)/")
+_SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_PREFIX = rf"(?:/ng-rollout/{_SEGMENT}(?:/{_SEGMENT})?)?"
+_ASKED = re.compile(
+    rf"{_PREFIX}(?:/v1/(?:responses|chat/completions|completions|messages|embeddings)"
+    r"|(?:/v1)?/(?:de)?tokenize)"
+)
+_TOLD = re.compile(rf"{_PREFIX}/v1/models(?:/{_SEGMENT})*")
 
 
 class PolicyRelay:
@@ -57,6 +67,8 @@ class PolicyRelay:
         return json_response({"status": "ok"})
 
     async def _get(self, request: web.Request) -> web.Response:
+        if not _TOLD.fullmatch(request.path):
+            return _not_passed_on(request)
         try:
             answer = await self._pool.get(self._roots[0] + request.path_qs)
         except RolloutFailure as error:
@@ -64,6 +76,8 @@ class PolicyRelay:
         return _passed_on(answer)
 
     async def _post(self, request: web.Request) -> web.Response:
+        if not _ASKED.fullmatch(request.path):
+            return _not_passed_on(request)
         cookies = _cookies_of(request.headers.get("Cookie", ""))
         turn = self._turn_of(cookies.pop(_COOKIE, None), request.path)
         body = self._with_model(await request.read())
@@ -95,6 +109,14 @@ class PolicyRelay:
             return msgspec.json.encode(fields)
         rest = body[body.index(b"{") + 1 :]
         return b"{" + self._model_member + (b"," if fields else b"") + rest
+
+
+def _not_passed_on(request: web.Request) -> web.Response:
+    return json_response(
+        f"{request.method} {request.path[:200]} is not passed on to the policy: only its responses, "
+        "completions, messages, embeddings, tokens and models can be asked for here",
+        HTTPStatus.NOT_FOUND,
+    )
 
 
 def _cookies_of(header: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ Three lines of defence for data that a model has written and that may be confide
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from typing import TYPE_CHECKING
 
 import yarl
@@ -37,16 +36,6 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-store",
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host to listen on is this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Access:

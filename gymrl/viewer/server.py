@@ -20,9 +20,10 @@ import anyio
 import msgspec
 from aiohttp import web
 
+from gymrl.browsers import is_loopback
 from gymrl.errors import ConfigError, FileChangedError, RowValueError
 from gymrl.records import MediaFolder
-from gymrl.viewer.access import Access, is_loopback
+from gymrl.viewer.access import Access
 from gymrl.viewer.detail import DecodedRow, first_difference
 from gymrl.viewer.listing import group_entry, list_groups, list_rows, one_group, row_entry
 from gymrl.viewer.query import parse_query

@@ -452,3 +452,17 @@ async def test_two_thousand_calls_at_once_are_all_in_flight(serve):
                 group.start_soon(call)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert statuses == [200] * count
+
+
+async def test_a_web_page_of_another_site_gets_nothing_sampled_and_no_model_named(serve):
+    async with serve(ScriptedGenerator([[5]])) as client:
+        page = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
+        url = f"{client.base_url}/completions"
+        async with client.session.post(url, data=b'{"prompt": [1]}', headers=page) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (
+                403,
+                "not_for_web_pages",
+            )
+        rebound = {"Host": "evil.example"}
+        async with client.session.get(f"{client.base_url}/models", headers=rebound) as answer:
+            assert answer.status == 421

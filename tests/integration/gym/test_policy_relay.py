@@ -1,8 +1,10 @@
 """The relay in front of the policy servers, for agents that know one address."""
 
 import json
+from functools import partial
 
 import pytest
+from yarl import URL
 
 from gymrl.gym.client import HttpPool
 from gymrl.gym.listener import Listener, PortRange
@@ -79,3 +81,60 @@ async def test_what_the_policy_refuses_comes_back_as_it_is(pool):
         await relay.stop()
     assert answer.status == 400
     assert b"too long" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("get", "/v1/files"),
+        ("get", "/metrics"),
+        ("get", "/v1/ledger/another-rollout"),
+        ("get", "/v1/models/../files"),
+        ("get", "/v1/models/%2e%2e/files"),
+        ("get", "/ng-rollout/r7/ledger/another-rollout"),
+        ("post", "/v1/files"),
+        ("post", "/v1/responses/../files"),
+        ("post", "/v1/load_lora_adapter"),
+        ("post", "/collective_rpc"),
+        ("post", "/ng-rollout/%2e%2e/collective_rpc"),
+    ],
+)
+async def test_agents_reach_nothing_but_the_model_with_the_policys_key(method, path):
+    asked = []
+
+    class Policy(HttpPool):
+        async def get(self, url):
+            asked.append(url)
+            return await super().get(url)
+
+        async def post(self, url, body, cookies=None):
+            asked.append(url)
+            return await super().post(url, body, cookies)
+
+    async with Policy() as keyed, HttpPool() as pool:
+        relay = Listener(PolicyRelay(keyed, ["http://127.0.0.1:9"], "p").application(), PortRange())
+        await relay.start()
+        ask = pool.get if method == "get" else partial(pool.post, body=b"{}")
+        answer = await ask(URL(relay.url + path, encoded=True))
+        await relay.stop()
+    assert (answer.status, asked) == (404, [])
+    assert b"is not passed on to the policy" in answer.body
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/tokenize",
+        "/tokenize",
+        "/ng-rollout/r7/training-token-capture/v1/responses",
+    ],
+)
+async def test_every_way_to_ask_a_model_is_passed_on(pool, path):
+    relay = Listener(PolicyRelay(pool, ["http://127.0.0.1:9"], "p").application(), PortRange())
+    await relay.start()
+    answer = await pool.post(relay.url + path, BODY)
+    await relay.stop()
+    assert answer.status == 502
+    assert f"http://127.0.0.1:9{path}".encode() in answer.body
