@@ -15,9 +15,11 @@ _HOMES = {
     "ScriptedImageGenerator": "gymrl.testing.generator",
     "build_image": "gymrl.testing.vision",
     "build_image_uri": "gymrl.testing.vision",
+    "build_tiny_image_format": "gymrl.testing.vision",
     "build_tiny_model": "gymrl.testing.models",
     "build_tiny_tokenizer": "gymrl.testing.models",
     "build_tiny_vision_model": "gymrl.testing.vision",
+    "build_tiny_vision_processor": "gymrl.testing.vision",
     "build_tiny_vision_tokenizer": "gymrl.testing.vision",
 }
 
@@ -27,9 +29,11 @@ __all__ = [
     "ScriptedImageGenerator",
     "build_image",
     "build_image_uri",
+    "build_tiny_image_format",
     "build_tiny_model",
     "build_tiny_tokenizer",
     "build_tiny_vision_model",
+    "build_tiny_vision_processor",
     "build_tiny_vision_tokenizer",
 ]
 

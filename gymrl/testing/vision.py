@@ -23,6 +23,8 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
 
+from gymrl.generation.chat import ChatFormat
+from gymrl.generation.images import ImageFormat
 from gymrl.generation.transformers import without_progress_bars
 from gymrl.testing.models import build_tiny_tokenizer, tiny_shape, with_template
 
@@ -88,6 +90,24 @@ def build_tiny_vision_tokenizer(template: str = VISION_TEMPLATE) -> Any:
     return with_template(backend, template, extra_special_tokens=named)
 
 
+def build_tiny_vision_processor(template: str = VISION_TEMPLATE) -> Any:
+    """The processor of :func:`build_tiny_vision_model`, with a tokenizer of its own."""
+    return transformers.PaddleOCRVLProcessor(
+        image_processor=PaddleOCRVLImageProcessorPil(
+            min_pixels=PIXELS_PER_TOKEN**2, max_pixels=64 * PIXELS_PER_TOKEN**2
+        ),
+        tokenizer=build_tiny_vision_tokenizer(template),
+        chat_template=template,
+    )
+
+
+def build_tiny_image_format() -> ImageFormat:
+    """How prompts of :func:`build_tiny_vision_model` hold images; no model is made."""
+    tokenizer = build_tiny_vision_tokenizer()
+    chat = ChatFormat(tokenizer)
+    return ImageFormat(build_tiny_vision_processor(), chat, tokenizer.image_token_id)
+
+
 def build_tiny_vision_model(
     directory: str | Path,
     *,
@@ -110,14 +130,8 @@ def build_tiny_vision_model(
         The directory.
     """
     target = Path(directory)
-    tokenizer = build_tiny_vision_tokenizer(template)
-    processor = transformers.PaddleOCRVLProcessor(
-        image_processor=PaddleOCRVLImageProcessorPil(
-            min_pixels=PIXELS_PER_TOKEN**2, max_pixels=64 * PIXELS_PER_TOKEN**2
-        ),
-        tokenizer=tokenizer,
-        chat_template=template,
-    )
+    processor = build_tiny_vision_processor(template)
+    tokenizer = processor.tokenizer
     with torch.random.fork_rng(devices=[]), without_progress_bars():
         torch.manual_seed(seed)
         config = _config(tokenizer, max_model_len)

@@ -4,24 +4,20 @@ import io
 
 import pytest
 import torch
-import transformers
 from PIL import Image
 
 from gymrl.config import MediaConfig
 from gymrl.errors import GenerationRequestError, MediaError
 from gymrl.generation.base import Generated
 from gymrl.generation.batch import BatchGenerator
-from gymrl.generation.chat import ChatFormat
 from gymrl.generation.image_inputs import RequestImageReader
-from gymrl.generation.images import ImageFormat
 from gymrl.media import encode_picture, inspect_image, open_image
 from gymrl.testing import (
     ScriptedGenerator,
     ScriptedImageGenerator,
     build_image,
     build_image_uri,
-    build_tiny_vision_model,
-    build_tiny_vision_tokenizer,
+    build_tiny_image_format,
 )
 
 torch.set_num_threads(1)
@@ -30,11 +26,8 @@ SMALL, TALL = (56, 84, 1), (56, 112, 2)
 
 
 @pytest.fixture(scope="module")
-def image_format(tmp_path_factory):
-    directory = build_tiny_vision_model(tmp_path_factory.mktemp("vision"))
-    processor = transformers.AutoProcessor.from_pretrained(directory)
-    tokenizer = build_tiny_vision_tokenizer()
-    return ImageFormat(processor, ChatFormat(tokenizer), tokenizer.image_token_id)
+def image_format():
+    return build_tiny_image_format()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import base64
 
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +27,7 @@ from gymrl.testing import (
     build_image,
     build_image_uri,
     build_tiny_tokenizer,
-    build_tiny_vision_model,
+    build_tiny_vision_processor,
     build_tiny_vision_tokenizer,
 )
 
@@ -36,9 +35,8 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def processor(tmp_path_factory):
-    directory = build_tiny_vision_model(tmp_path_factory.mktemp("vision"))
-    return transformers.AutoProcessor.from_pretrained(directory)
+def processor():
+    return build_tiny_vision_processor()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import json
 import msgspec
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +17,6 @@ from gymrl.errors import (
     RowValueError,
 )
 from gymrl.generation import Generated
-from gymrl.generation.chat import ChatFormat
-from gymrl.generation.images import ImageFormat
 from gymrl.media import restore_images
 from gymrl.media.processing import ImageProcessor
 from gymrl.media.regions import check_regions
@@ -36,7 +33,8 @@ from gymrl.testing import (
     ScriptedImageGenerator,
     build_image,
     build_image_uri,
-    build_tiny_vision_model,
+    build_tiny_image_format,
+    build_tiny_vision_processor,
     build_tiny_vision_tokenizer,
 )
 from tests.unit.native.worlds import Scripted
@@ -48,24 +46,18 @@ SMALL, TALL = (56, 84, 1), (56, 112, 2)
 
 
 @pytest.fixture(scope="module")
-def processor(tmp_path_factory):
-    directory = build_tiny_vision_model(tmp_path_factory.mktemp("vision"))
-    return transformers.AutoProcessor.from_pretrained(directory)
-
-
-@pytest.fixture(scope="module")
 def tokenizer():
     return build_tiny_vision_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def image_format(processor, tokenizer):
-    return ImageFormat(processor, ChatFormat(tokenizer), tokenizer.image_token_id)
+def image_format():
+    return build_tiny_image_format()
 
 
 @pytest.fixture(scope="module")
-def layout(processor):
-    return ImageProcessor(processor)
+def layout():
+    return ImageProcessor(build_tiny_vision_processor())
 
 
 @pytest.fixture(params=[ChatText.from_tokenizer, RawText])

@@ -7,7 +7,10 @@ import torch
 import transformers
 from PIL import Image
 
-from gymrl.testing import build_image, build_tiny_vision_model
+from gymrl.config import MediaConfig
+from gymrl.generation.image_inputs import load_image_format
+from gymrl.media import inspect_image
+from gymrl.testing import build_image, build_tiny_image_format, build_tiny_vision_model
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,13 @@ def test_an_image_of_56_by_84_pixels_is_six_tokens(directory):
     assert inputs["image_grid_thw"].tolist() == [[1, 6, 4], [1, 2, 2]]
     assert int((inputs["input_ids"] == image_token).sum()) == 6 + 1
     assert inputs["pixel_values"].shape[0] == 24 + 4
+
+
+def test_the_image_format_without_a_model_is_that_of_the_model(directory):
+    made, loaded = build_tiny_image_format(), load_image_format(str(directory))
+    image = inspect_image(build_image(84, 56), MediaConfig())
+    assert made.region(image) == loaded.region(image)
+    assert (made.placeholder, made.image_token_id) == (loaded.placeholder, loaded.image_token_id)
 
 
 def test_what_an_image_shows_changes_the_next_token(directory):
