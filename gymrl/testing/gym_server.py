@@ -296,7 +296,7 @@ def _broken_body(fault: Fault) -> bytes:
         Fault.NAN_LOGPROB: (b"[-0.5, -0.5]", b"[-0.5, NaN]"),
         Fault.NAN_REWARD: (b"0.75", b"NaN"),
         Fault.HUGE_INTEGER: (b'"HERE"', str(2**70).encode()),
-        Fault.DEEP_NESTING: (b'"HERE"', b"[" * 5000 + b"]" * 5000),
+        Fault.DEEP_NESTING: (b'"HERE"', b"[" * 100_000 + b"]" * 100_000),
     }
     old, new = replacements[fault]
     return body.replace(old, new)

@@ -409,7 +409,7 @@ def test_an_integer_beyond_64_bits_in_the_extras_survives():
 
 
 def test_nesting_beyond_reading_is_a_failure_that_names_the_path():
-    deep = b"[" * 5000 + b"]" * 5000
+    deep = b"[" * 100_000 + b"]" * 100_000
     body = json.dumps(answer(*TWO_TURNS, trace={"steps": "here"})).encode()
     with pytest.raises(GymSchemaError, match=r"nests too deeply.*\$\.trace\.steps\[0\]") as caught:
         read(body.replace(b'"here"', deep))
