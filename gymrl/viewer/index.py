@@ -250,7 +250,8 @@ def _stats(columns: dict[str, Column], superseded: Column, groups: int) -> Group
     minimum, maximum = np.full(groups, np.inf), np.full(groups, -np.inf)
     np.minimum.at(minimum, of, rewards)
     np.maximum.at(maximum, of, rewards)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    # Without a reward there is no mean, and very large ones have no square.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         mean = np.bincount(of, rewards, minlength=groups) / number
         variance = np.bincount(of, (rewards - mean[of]) ** 2, minlength=groups) / number
         tokens = np.bincount(of, columns["tokens"][scored], minlength=groups) / number

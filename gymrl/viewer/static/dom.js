@@ -16,9 +16,13 @@ function fill(element, attributes, children) {
 function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
+    element.append(child instanceof Node ? child : upright(String(child)));
   }
 }
+
+// Characters that would turn around what stands beside them, on a page that shows what was said as it was.
+const TURNING = /[\u202a-\u202e\u2066-\u2069]/g;
+export const upright = (text) => text.replace(TURNING, (one) => `⟨U+${one.charCodeAt(0).toString(16).toUpperCase()}⟩`);
 
 export function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);

@@ -154,6 +154,7 @@ export function cell(label, kind, ...children) {
 }
 
 const BAR = { width: 9, gap: 2, height: 22 };
+const BARS = 64; // shown of a group: as many as lists are sent
 
 // The lowest and highest reward of some rows, zero between them; rewards from 0 to 1 keep that scale.
 function scaleOf(rows) {
@@ -163,11 +164,14 @@ function scaleOf(rows) {
   return [low, high > low ? high : low + 1];
 }
 
-// One bar an attempt, each a link, from zero up or down.
+// One bar an attempt, each a link, from zero up or down; of a large group those around the current one.
 export function rewardBars(group, { current = null, scale = scaleOf(group.rows) } = {}) {
   const [low, high] = scale;
   const y = (reward) => 1 + (BAR.height - 2) * (1 - (reward - low) / (high - low));
-  const shown = group.rows.filter((row) => !row.superseded);
+  const counted = group.rows.filter((row) => !row.superseded);
+  const middle = counted.findIndex((row) => row.line === current);
+  const first = Math.max(0, Math.min(middle - BARS / 2, counted.length - BARS));
+  const shown = counted.slice(first, first + BARS);
   const bars = shown.map((row) => {
     const says = `attempt ${row.rollout_index}: ${outcome(row)}`;
     return link(`/row/${row.line}`, { class: "bar", tabindex: -1, "aria-label": says, title: says, "aria-current": row.line === current && "true" },

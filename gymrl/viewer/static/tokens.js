@@ -1,7 +1,7 @@
 // A token sequence, part by part: only what is near the window is in the page, so length costs nothing.
 
 import { get } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, replace, upright } from "./dom.js";
 import { count, fixed, percent, plural, quoted, real } from "./format.js";
 
 const CHUNK = 800;
@@ -153,7 +153,7 @@ export class TokenView {
       const token = document.createElement("span");
       token.className = kind;
       token.dataset.p = position;
-      token.textContent = text;
+      token.textContent = upright(text);
       return token;
     });
     const held = this.current && chunk.contains(this.current) ? Number(this.current.dataset.p) : null;

@@ -364,6 +364,22 @@ async def test_what_a_model_wrote_stays_text_and_nothing_leaves_the_machine(view
     assert {url for url in tab.asked if not url.startswith(tab.base + "/")} == set()
 
 
+async def test_texts_that_turn_around_their_neighbours_and_crowded_groups_leave_a_page_to_read(
+    tmp_path, tabs
+):
+    turning = "\u202etxt.exe\u202c"
+    crowd = [trajectory(reward=float(place % 5), agent=turning) for place in range(100)]
+    path = write_rollouts(tmp_path / "rollouts.jsonl", crowd, prompts={0: turning})
+    async with open_viewer(path, ViewerOptions(poll_s=0.02)) as viewer:
+        tab = await tabs(viewer, "/group/0")
+        assert await tab.text(".list-head .bar").count() == 64
+        await expect(tab.text(".list-head .strip .muted")).to_have_text("+36")
+        await expect(tab.text(".group-prompt")).to_have_text("⟨U+202E⟩txt.exe⟨U+202C⟩")
+        await tab.visit("/row/80")
+        assert await tab.text(".strip .bar").count() == 64
+        assert await tab.text(".strip .bar[aria-current]").count() == 1
+
+
 async def test_the_page_itself_may_not_make_markup_of_text(viewer, tabs):
     tab = await tabs(viewer)
     refused = await tab.page.evaluate(

@@ -123,3 +123,8 @@ def test_groups_of_one_number_in_two_files_are_two(tmp_path):
     data = write_rollouts(tmp_path / "rollouts.jsonl", [trajectory()]).read_bytes()
     found = snapshot_of(indexed(data + data))
     assert [(group.run, group.group) for group in found.groups] == [(1, 0), (2, 0)]
+
+
+def test_rewards_without_a_square_have_a_mean_and_no_spread(snapshot):
+    stats = snapshot([trajectory(1e300), trajectory(-1e300)]).stats
+    assert (stats.mean[0], stats.deviation[0]) == (0.0, math.inf)
