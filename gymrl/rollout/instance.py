@@ -146,7 +146,7 @@ class Instance(ActorHandle):
                 ):
                     await self._start_again()
             except WeightsLostError as error:
-                self._give_up(f"{_said(self._last_death)}; {error}")
+                self._give_up(f"{error}; how it died: {_said(self._last_death)}")
                 return
             except GymrlError as error:
                 self._last_death = error

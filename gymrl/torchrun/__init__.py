@@ -11,9 +11,12 @@
 The same lines work under plain ``python``, where the world has one rank.
 """
 
-from gymrl.torchrun.config import PerNode, TorchrunConfig
-from gymrl.torchrun.cursor import RowCursor
-from gymrl.torchrun.session import Rollouts, rollouts
-from gymrl.torchrun.shares import Share
+from gymrl.extras import optional_imports
+
+with optional_imports():
+    from gymrl.torchrun.config import PerNode, TorchrunConfig
+    from gymrl.torchrun.cursor import RowCursor
+    from gymrl.torchrun.session import Rollouts, rollouts
+    from gymrl.torchrun.shares import Share
 
 __all__ = ["PerNode", "Rollouts", "RowCursor", "Share", "TorchrunConfig", "rollouts"]

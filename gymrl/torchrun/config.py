@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from gymrl.config import Config, RolloutConfig, require
 from gymrl.errors import ConfigError
+from gymrl.generation.weight_transfer import BACKENDS, Transfer
 
 
 class PerNode(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,11 +40,16 @@ class TorchrunConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         rollout: The engine's configuration. Its `num_workers` must be 1: `per_node` says how many
             there are.
         per_node: What each node runs.
+        weight_transfer: How new weights reach vLLM engines that the job starts: ``gloo``, ``nccl``
+            or ``ipc`` (see :mod:`gymrl.generation.weight_transfer`), tensor by tensor, from each
+            node's local rank 0. The engines are started for it. None: as copies of the whole model
+            in each node's memory, for any generator.
         address: This node's address, for links between nodes; None: the one from which
             ``MASTER_ADDR`` is reached. Loopback where there is one node.
         heartbeat_timeout_s: A rank that shows nothing for so long is gone, and the job ends.
         transfer_timeout_s: Deadline of moving a step's tokens to the ranks, of gathering the
-            parameters, and of any collective in the groups that are made here.
+            parameters, of any collective in the groups that are made here, and, with
+            `weight_transfer`, of trainer and engines waiting for each other.
         collect_timeout_s: Deadline of one :meth:`~gymrl.torchrun.session.Rollouts.collect`, the time in
             which rank 0 generates included; None: the rollouts' own deadlines alone.
         barrier_timeout_s: How long ranks wait for each other at a weight update and at the end of
@@ -50,6 +59,7 @@ class TorchrunConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     rollout: RolloutConfig
     per_node: PerNode = PerNode()
+    weight_transfer: Transfer | None = None
     address: str | None = None
     heartbeat_timeout_s: float = 20.0
     transfer_timeout_s: float = 300.0
@@ -69,6 +79,8 @@ class TorchrunConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 "leave per_node out",
                 setting="rollout.in_process",
             )
+        if self.weight_transfer is not None:
+            self._check_transfer(self.weight_transfer)
         for setting in (
             "heartbeat_timeout_s",
             "transfer_timeout_s",
@@ -83,3 +95,30 @@ class TorchrunConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.collect_timeout_s,
             "must be positive, or left out",
         )
+
+    def _check_transfer(self, transfer: Transfer) -> None:
+        generation = self.rollout.generation
+        if generation is None or generation.backend != "vllm" or generation.vllm.base_urls:
+            raise ConfigError(
+                f"weight_transfer={transfer!r}: only vLLM engines that the job starts take weights "
+                "so; set rollout.generation.backend: vllm, without vllm.base_urls, or leave it out",
+                setting="weight_transfer",
+            )
+        transfer_arguments(transfer, generation.vllm.engine_args)
+
+
+def transfer_arguments(transfer: Transfer, engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's arguments, with what it needs for taking weights by a transfer.
+
+    Raises:
+        ConfigError: They ask for another one.
+    """
+    name = "weight_transfer_config"
+    given, backend = engine_args.get(name) or {}, BACKENDS[transfer]
+    if not isinstance(given, Mapping) or given.get("backend", backend) != backend:
+        raise ConfigError(
+            f"vllm.engine_args.{name}={given!r} contradicts weight_transfer={transfer!r}, which "
+            f"sets its backend to {backend!r}; leave one of the two out",
+            setting=f"vllm.engine_args.{name}",
+        )
+    return {**engine_args, name: {**given, "backend": backend}}

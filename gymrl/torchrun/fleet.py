@@ -15,6 +15,7 @@ from gymrl.gym.shards import PlannedShard, ShardSet, instance_labels, plan_shard
 from gymrl.rollout.fleet import Fleet
 from gymrl.rollout.instance import Instance
 from gymrl.rollout.restarts import Restarts
+from gymrl.torchrun.config import transfer_arguments
 from gymrl.torchrun.remote import RemoteNode
 from gymrl.torchrun.workers import NodeHost, NodeWorkers
 
@@ -162,11 +163,11 @@ class NodeFleet(Fleet):
 
     def _placed(self, config: GenerationConfig, label: str, rank: int) -> GenerationConfig:
         """With its place on the node, and the port that agents know where it had one."""
-        return msgspec.structs.replace(
-            config,
-            vllm=msgspec.structs.replace(config.vllm, rank=rank),
-            port=self._ports.get(label, config.port),
-        )
+        vllm, transfer = msgspec.structs.replace(config.vllm, rank=rank), self._job.weight_transfer
+        if transfer is not None:
+            arguments = transfer_arguments(transfer, vllm.engine_args)
+            vllm = msgspec.structs.replace(vllm, engine_args=arguments)
+        return msgspec.structs.replace(config, vllm=vllm, port=self._ports.get(label, config.port))
 
     async def _start_one_generator(self, node: Node, label: str, worker: ActorHandle) -> Any:
         endpoint = await self._named_call(self._nodes.index(node), node.start_generator, label)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from gymrl.config import RolloutConfig
-from gymrl.generation.weights import TensorWeights
 from gymrl.torchrun.ahead import Ahead, AheadPlan, Ordered, derived_seed
 from gymrl.torchrun.config import TorchrunConfig
 from gymrl.torchrun.cursor import RowCursor
+from gymrl.torchrun.handover import Copies, Transfers
 from gymrl.torchrun.shares import (
     Share,
     balance,
@@ -22,7 +22,6 @@ from gymrl.torchrun.shares import (
 )
 from gymrl.torchrun.site import Site
 from gymrl.torchrun.staleness import staleness_metrics
-from gymrl.torchrun.weights import whole_parameters
 from gymrl.torchrun.world import GroupWorld, LoneWorld, is_launched
 from gymrl.types import RolloutGroup
 
@@ -34,11 +33,9 @@ if TYPE_CHECKING:
 
     from gymrl.config import SamplingParams
     from gymrl.scoring import ScoringConfig
+    from gymrl.torchrun.handover import Handover
 
 T = TypeVar("T")
-
-CLOSE_TIMEOUT_S = 60.0
-_LOOK_S = 0.2
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +126,7 @@ class Rollouts:
         self._world: GroupWorld | LoneWorld | None = None
         self._site: Site | None = None
         self._ahead: Ahead | None = None
+        self._handover: Handover | None = None
 
     # --- entering and leaving --------------------------------------------------------------------
 
@@ -140,12 +138,18 @@ class Rollouts:
         self._site = Site(self.config, self._world, self._options)
         seconds = self.config.rollout.start_timeout_s + 30
         try:
+            self._handover = self._made_handover(self._world, self._site)
             self._site.open()
             self._world.barrier("the start of the workers", seconds, "rollout.start_timeout_s")
         except BaseException as error:
             self._fail(error)
             raise
         return self
+
+    def _made_handover(self, world: GroupWorld | LoneWorld, site: Site) -> Handover:
+        if self.config.weight_transfer is None:
+            return Copies(site)
+        return Transfers(self.config, world, site)
 
     def __exit__(
         self,
@@ -171,6 +175,8 @@ class Rollouts:
         self._here.close_engine()
         world.barrier("the end of the workers", seconds, setting)
         self._here.close()
+        assert self._handover is not None
+        self._handover.close()
         self._world = None
         world.close()
 
@@ -420,15 +426,14 @@ class Rollouts:
             RankFailedError: On the others.
         """
         world = self._open_world
+        assert self._handover is not None
         world.check()
-        tensors = whole_parameters(model, keep=self._here.node is not None)
         self.version += int(advance)
         self._updates += 1
-        if self._here.node is not None:
-            source = TensorWeights.of(tensors)
-            self._here.run(self._here.node.update_weights, source, str(self.version))
+        self._handover.give(model, str(self.version))
         name = f"weight update {self._updates}"
         world.barrier(name, self.config.barrier_timeout_s, "barrier_timeout_s")
+        self._handover.given()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the rollouts are, as plain data; the same on every rank. No communication.

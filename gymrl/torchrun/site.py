@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import secrets
 import time
+from concurrent.futures import FIRST_COMPLETED
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,7 +21,8 @@ from gymrl.torchrun.workers import NodeHost, NodeWorkers, offer, withdraw
 from gymrl.torchrun.world import GroupWorld, LoneWorld
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+    from concurrent.futures import Future
 
     from gymrl.torchrun.config import TorchrunConfig
 
@@ -104,24 +106,41 @@ class Site:
             DeadlineExceeded: It took longer than `seconds` (of `collect_timeout_s`); the same.
             Exception: What it raises.
         """
-        future: concurrent.futures.Future[T] = self._portal.start_task_soon(function, *args)
-        began = time.monotonic()
+        future = self.start(function, *args)
         try:
-            while not concurrent.futures.wait([future], timeout=_LOOK_S).done:
-                self._world.check()
-                if seconds is not None and time.monotonic() - began > seconds:
-                    raise DeadlineExceeded(
-                        f"a step's rollouts took longer than {seconds:g} s (set by "
-                        "collect_timeout_s)",
-                        what="a step's rollouts",
-                        seconds=seconds,
-                        setting="collect_timeout_s",
-                    )
+            if not self.wait([future], seconds):
+                raise DeadlineExceeded(
+                    f"a step's rollouts took longer than {seconds:g} s (set by collect_timeout_s)",
+                    what="a step's rollouts",
+                    seconds=seconds,
+                    setting="collect_timeout_s",
+                )
             return future.result()
         finally:
             if not future.done():
                 future.cancel()
                 concurrent.futures.wait([future], timeout=CLOSE_TIMEOUT_S)
+
+    def start(self, function: Callable[..., Awaitable[T]], *args: Any) -> Future[T]:
+        """Begin something in the loop's thread."""
+        future: Future[T] = self._portal.start_task_soon(function, *args)
+        return future
+
+    def wait(self, futures: Sequence[Future[Any]], seconds: float | None = None) -> bool:
+        """Wait until one of them is done; look for bad news meanwhile.
+
+        Returns:
+            False: none was, within `seconds`.
+
+        Raises:
+            RankFailedError: The job failed.
+        """
+        ends = None if seconds is None else time.monotonic() + seconds
+        while not concurrent.futures.wait(futures, _LOOK_S, FIRST_COMPLETED).done:
+            self._world.check()
+            if ends is not None and time.monotonic() > ends:
+                return False
+        return True
 
     def finish(self, function: Callable[..., Awaitable[Any]]) -> None:
         """Run the end of something, whatever the job's state; nothing where there is no loop."""

@@ -14,13 +14,14 @@ import anyio
 import msgspec
 
 from gymrl.actors import Actor, ActorHandle, SpawnOptions, spawn
-from gymrl.concurrency import OwnedTasks, close_within, deadline
+from gymrl.concurrency import OwnedTasks, close_within, deadline, gather_bounded
 from gymrl.config import (  # noqa: TC001 - actors read annotations at run time
     GenerationConfig,
     GymConfig,
 )
-from gymrl.errors import ActorClosedError, ActorDiedError, GymrlError
+from gymrl.errors import ActorClosedError, ActorDiedError, GymrlError, WeightsLostError
 from gymrl.generation.service import GenerationEndpoint, GenerationService
+from gymrl.generation.weights import TransferWeights
 from gymrl.gym.service import GymEndpoint, GymService
 from gymrl.rollout.timing import TIMER_PREFIX
 from gymrl.types import Row, RowResult  # noqa: TC001 - as above
@@ -71,6 +72,7 @@ class NodeWorkers:
         self._workers: dict[str, ActorHandle] = {}
         self._generators: set[str] = set()
         self._weights: tuple[WeightSource, str] | None = None
+        self._sent_to: set[ActorHandle] = set()
         self._updating = anyio.Lock()
 
     async def open_gym(self, label: str, config: GymConfig) -> ActorHandle:
@@ -78,7 +80,13 @@ class NodeWorkers:
         return await self._open(label, GymService, config)
 
     async def open_generator(self, label: str, config: GenerationConfig) -> ActorHandle:
-        """Start a generator. Raises what :func:`gymrl.actors.spawn` raises."""
+        """Start a generator. Raises what :func:`gymrl.actors.spawn` raises.
+
+        Raises:
+            WeightsLostError: It could not be given the weights of now, which came by transfer.
+        """
+        if self._weights is not None and isinstance(self._weights[0], TransferWeights):
+            raise _lost(label, self._weights[1])
         handle = await self._open(label, GenerationService, config)
         self._generators.add(label)
         return handle
@@ -100,20 +108,28 @@ class NodeWorkers:
             handle = self.worker(label)
             if self._weights is not None:
                 source, version = self._weights
-                await handle.call("update_weights", source, version)
+                if not isinstance(source, TransferWeights):
+                    await handle.call("update_weights", source, version)
+                elif handle not in self._sent_to:
+                    raise _lost(label, version)
             endpoint: GenerationEndpoint = await handle.call("start")
             return endpoint
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
-        """Hand weights to every generator of this node, one after the other.
+        """Hand weights to every generator of this node.
 
-        A generator that is dead gets them when it is started again.
+        Copies go to one after the other, and a generator that is dead gets them when it is started
+        again. What a trainer sends by transfer they take together, all or none can go on.
 
         Raises:
             WeightUpdateError: One did not take them.
+            ActorDiedError: One is dead, and they came by transfer.
         """
         async with self._updating:
             self._weights = (source, version)
+            if isinstance(source, TransferWeights):
+                await self._take_together(source, version)
+                return
             for label in sorted(self._generators):
                 try:
                     await self.worker(label).call("update_weights", source, version)
@@ -121,6 +137,24 @@ class NodeWorkers:
                     logger.warning(
                         "%s gets weights %s when it runs again: %s", label, version, error
                     )
+
+    async def _take_together(self, source: TransferWeights, version: str) -> None:
+        workers = [self.worker(label) for label in sorted(self._generators)]
+
+        async def take(index: int) -> None:
+            part = source.for_engine(index, len(workers))
+            try:
+                await workers[index].call("update_weights", part, version)
+            except Exception:
+                # The others wait for tensors that come no more, deaf to everything else.
+                for worker in workers:
+                    if worker is not workers[index]:
+                        worker.kill()
+                raise
+
+        self._sent_to.clear()
+        await gather_bounded(take, range(len(workers)))
+        self._sent_to.update(workers)
 
     def worker(self, label: str) -> ActorHandle:
         """The worker that was opened last under a label.
@@ -144,6 +178,15 @@ class NodeWorkers:
         labels = sorted(self._workers, key=lambda label: label in self._generators)
         for label in labels:
             await self.close_worker(label)
+
+
+def _lost(label: str, version: str) -> WeightsLostError:
+    return WeightsLostError(
+        f"{label} can't be started again with weights {version!r}: they came by transfer "
+        "(weight_transfer), and nothing holds them now; the job ends, to be started again from its "
+        "checkpoint (torchrun's --max-restarts does so)",
+        version=version,
+    )
 
 
 _offered: dict[str, NodeWorkers] = {}

@@ -21,7 +21,7 @@ from gymrl.torchrun.line import STORE_TIMEOUT, StoreLine
 from gymrl.torchrun.rendezvous import fresh_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -60,12 +60,14 @@ class World(Protocol):
         size: All ranks.
         node: This rank's node, from 0.
         leaders: For each node the rank that holds its workers.
+        mates: The ranks of this node, ascending; the first is its leader.
     """
 
     rank: int
     size: int
     node: int
     leaders: tuple[int, ...]
+    mates: tuple[int, ...]
 
 
 def is_launched() -> bool:
@@ -82,6 +84,7 @@ class LoneWorld:
     size = 1
     node = 0
     leaders = (0,)
+    mates = (0,)
     line: StoreLine | None = None
 
     def check(self) -> None:
@@ -89,6 +92,10 @@ class LoneWorld:
 
     def barrier(self, name: str, seconds: float, setting: str) -> None:
         """Nobody to wait for."""
+
+    def gather_on_node(self, own: bytes, name: str, seconds: float) -> list[bytes] | None:
+        """This rank's alone."""
+        return [own]
 
     def fail(self, error: BaseException) -> BaseException:
         """`error` itself."""
@@ -189,6 +196,8 @@ class GroupWorld:
         nodes = list(dict.fromkeys(places))
         self.node = nodes.index(places[self.rank])
         self.leaders = tuple(places.index(node) for node in nodes)
+        own = places[self.rank]
+        self.mates = tuple(rank for rank, place in enumerate(places) if place == own)
         if self.rank == 0:
             self.line.watch_others()
 
@@ -229,22 +238,56 @@ class GroupWorld:
             tensor = torch.from_numpy(parts[rank])
             works.append((rank, tensor, dist.isend(tensor, dst=rank, group=self.group)))
         for rank, _, work in works:
-            try:
+            with self._told(f"sending its share to rank {rank}"):
                 if work is not None:
                     work.wait()
-            except RuntimeError as error:
-                cause = self.echo(error, f"sending its share to rank {rank}")
-                raise cause from cause.__cause__ or error
 
-    def receive(self, size: int) -> npt.NDArray[np.uint8]:
-        """On another rank: this rank's part of :meth:`send`, of so many bytes."""
+    def receive(self, size: int, source: int = 0) -> npt.NDArray[np.uint8]:
+        """So many bytes that another rank sends: this rank's part of :meth:`send`, if rank 0 does.
+
+        Raises:
+            RankFailedError: That rank has gone.
+        """
         tensor = torch.empty(size, dtype=torch.uint8)
-        try:
-            dist.recv(tensor, src=0, group=self.group)
-        except RuntimeError as error:
-            cause = self.echo(error, "receiving its share")
-            raise cause from cause.__cause__ or error
+        with self._told(f"receiving from rank {source}"):
+            dist.recv(tensor, src=source, group=self.group)
         return tensor.numpy()
+
+    def gather_on_node(self, own: bytes, name: str, seconds: float) -> list[bytes] | None:
+        """What each rank of this node gives, in their order; on the node's leader, else None.
+
+        Args:
+            own: Of this rank.
+            name: Of this exchange; a new one each time.
+            seconds: How long the leader waits for the others (of `transfer_timeout_s`).
+
+        Raises:
+            RankFailedError: One has gone.
+            DeadlineExceeded: One did not come.
+        """
+        leader = self.mates[0]
+        if self.rank != leader:
+            self.line.put(f"{name}/{self.rank}", str(len(own)).encode())
+            with self._told(f"sending to rank {leader}"):
+                tensor = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+                dist.send(tensor, dst=leader, group=self.group)
+            return None
+        parts = [own]
+        for mate in self.mates[1:]:
+            key = f"{name}/{mate}"
+            size = self.line.get(key, f"{name} of rank {mate}", seconds, "transfer_timeout_s")
+            self.line.forget(key, readers=1)
+            parts.append(self.receive(int(size), mate).tobytes())
+        return parts
+
+    @contextlib.contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """What torch says of a peer that is gone becomes the cause."""
+        try:
+            yield
+        except RuntimeError as error:
+            cause = self.echo(error, doing)
+            raise cause from cause.__cause__ or error
 
     # --- failure ---------------------------------------------------------------------------------
 
@@ -263,7 +306,7 @@ class GroupWorld:
         """
         if isinstance(error, RankFailedError) and error.rank is not None:
             return error
-        if _is_echo(error):
+        if is_echo(error):
             cause = self.line.await_cause(self._config.heartbeat_timeout_s + 2)
             if cause is not None and cause.rank != self.rank:
                 return cause.as_error()
@@ -282,10 +325,10 @@ class GroupWorld:
         self._store = None
 
 
-def _is_echo(error: BaseException) -> bool:
+def is_echo(error: BaseException) -> bool:
     """Whether an error is what torch says when a peer has gone in the middle of a collective."""
     return isinstance(error, RuntimeError) and (
-        isinstance(error, dist.DistError) or "gloo" in str(error) or "NCCL" in str(error)
+        isinstance(error, dist.DistError) or "gloo/" in str(error) or "NCCL" in str(error)
     )
 
 

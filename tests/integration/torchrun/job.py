@@ -1,5 +1,6 @@
 """What the tests of this folder launch: one job, and one way in which it may go."""
 
+import functools
 import json
 import os
 import signal
@@ -226,6 +227,75 @@ def ages():
             rollouts.update_weights(model)
 
 
+def transfer():
+    """The trainer sends to vLLM engines: sharded, then replicated; then an engine dies."""
+    from gymrl.config import VllmConfig
+    from gymrl.recipes.say_word import say_word_rows, say_word_servers
+    from gymrl.torchrun.handover import gather_shown
+    from gymrl.torchrun.weights import whole_parameters
+
+    directory = sys.argv[2]
+    sharded = _load(directory, sharded=True)
+    replicated = torch.nn.parallel.DistributedDataParallel(_load(directory, sharded=False))
+    generation = GenerationConfig(
+        model=directory,
+        backend="vllm",
+        vllm=VllmConfig(kv_cache_bytes=16 << 20),
+        num_threads=1,
+        max_model_len=64,
+    )
+    job = TorchrunConfig(
+        rollout=RolloutConfig(
+            generation=generation,
+            gym=GymConfig(servers=say_word_servers(), decode_text=False),
+            sampling=SamplingParams(max_tokens=3),
+            seed=2,
+        ),
+        per_node=PerNode(generators=2, gym_workers=2),
+        weight_transfer="gloo",
+    )
+    with gymrl.torchrun.rollouts(job, rows=say_word_rows()) as rollouts:
+        both = gather_shown(rollouts._open_world, _shown(rollouts.rank), "shown", 60)
+        say(rank=rollouts.rank, shown=both and both.update_info["handles"])
+        for model, factor in ((sharded, 1.5), (replicated, 0.7)):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(factor)
+            rollouts.update_weights(model)
+            share = rollouts.collect(rollouts.take(4), num_generations=2)
+            whole = whole_parameters(model, keep=True)
+            gap = max(_gap(directory, whole, t) for g in share.groups for t in g.trajectories)
+            say(rank=rollouts.rank, version=rollouts.version, gap=gap)
+        if rollouts.rank == 0:
+            _kill_generators(rollouts)
+        rollouts.collect(rollouts.take(4), num_generations=2)
+
+
+def _shown(rank):
+    """What a rank with a GPU of its own would show of a model of one tensor."""
+    from gymrl.generation.cuda_handles import CudaHandle, to_plain
+    from gymrl.generation.weights import IPC_BACKEND, TransferWeights
+
+    handle = CudaHandle(
+        tensor_size=(2, 3),
+        tensor_stride=(3, 1),
+        tensor_offset=0,
+        dtype="bfloat16",
+        storage_device=rank,
+        storage_handle=bytes([255, rank]),
+        storage_size_bytes=12,
+        storage_offset_bytes=0,
+        ref_counter_handle=b"/counter",
+        ref_counter_offset=0,
+        event_handle=b"",
+        event_sync_required=False,
+    )
+    tensors = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
+    handles = to_plain([{f"GPU-{rank}": handle}])
+    info = {**tensors, "handles": handles}
+    return TransferWeights(backend=IPC_BACKEND, init_info={}, update_info=info)
+
+
 def _gap_by_version(directory, known, trajectory):
     mask, versions = trajectory.token_mask(), trajectory.token_versions()
     assert (versions[mask] >= 0).all()
@@ -255,8 +325,13 @@ def _load(directory, *, sharded):
     return model
 
 
+@functools.cache
+def _reference(directory):
+    return _load(directory, sharded=False)
+
+
 def _gap(directory, whole, trajectory, mask=None):
-    model = _load(directory, sharded=False)
+    model = _reference(directory)
     model.load_state_dict(whole)
     ids = torch.from_numpy(trajectory.token_ids.astype("int64"))
     with torch.no_grad():

@@ -125,7 +125,7 @@ async def test_a_worker_whose_weights_nobody_holds_is_lost_with_its_first_death(
     home.failures = [WeightsLostError("weights '7' came by transfer")]
     instance.kill()
     await anyio.wait_all_tasks_blocked()
-    with pytest.raises(RolloutStreamError, match=r"killed by its handle; weights '7' came by"):
+    with pytest.raises(RolloutStreamError, match=r"'7' came by transfer; how it died: .*killed by"):
         await ready(instance)
     assert home.opened == 2
 

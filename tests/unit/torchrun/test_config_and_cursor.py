@@ -1,14 +1,20 @@
 """Settings that can't work are refused; a place in the data is one number."""
 
+import contextlib
+
 import pytest
 import torch
 
 from gymrl.actors.failures import describe
-from gymrl.config import GenerationConfig, GymConfig, RolloutConfig
-from gymrl.errors import ConfigError, RankFailedError, RowValueError
+from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, VllmConfig
+from gymrl.errors import ConfigError, RankFailedError, RowValueError, WeightUpdateError
 from gymrl.torchrun import PerNode, RowCursor, TorchrunConfig, rollouts
+from gymrl.torchrun.config import transfer_arguments
+from gymrl.torchrun.handover import Transfers
 from gymrl.torchrun.line import Cause
+from gymrl.torchrun.site import Site
 from gymrl.torchrun.weights import whole_parameters
+from gymrl.torchrun.world import LoneWorld, is_echo
 
 ROLLOUT = RolloutConfig(generation=GenerationConfig(model="m"), gym=GymConfig())
 
@@ -35,6 +41,64 @@ def test_one_process_has_one_worker():
 def test_a_deadline_of_zero_is_refused():
     with pytest.raises(ConfigError, match="heartbeat_timeout_s"):
         TorchrunConfig(rollout=ROLLOUT, heartbeat_timeout_s=0)
+
+
+VLLM = GenerationConfig(model="m", backend="vllm")
+
+
+@pytest.mark.parametrize(
+    "generation",
+    [
+        GenerationConfig(model="m"),
+        GenerationConfig(
+            model="m", backend="vllm", vllm=VllmConfig(base_urls=("http://127.0.0.1:1",))
+        ),
+    ],
+)
+def test_only_engines_of_the_job_take_weights_by_transfer(generation):
+    job = RolloutConfig(generation=generation, gym=GymConfig())
+    with pytest.raises(ConfigError, match="only vLLM engines that the job starts"):
+        TorchrunConfig(rollout=job, weight_transfer="gloo")
+
+
+@pytest.mark.parametrize("given", [{"backend": "nccl"}, '{"backend": "gymrl_gloo"}'])
+def test_an_engine_that_is_told_of_another_transfer_is_refused(given):
+    vllm = VllmConfig(engine_args={"weight_transfer_config": given})
+    generation = GenerationConfig(model="m", backend="vllm", vllm=vllm)
+    with pytest.raises(ConfigError, match="contradicts weight_transfer='gloo'"):
+        TorchrunConfig(
+            rollout=RolloutConfig(generation=generation, gym=GymConfig()), weight_transfer="gloo"
+        )
+
+
+def test_engines_are_started_for_the_transfer_and_keep_their_other_arguments():
+    given = {"seed": 3, "weight_transfer_config": {"target": "policy"}}
+    assert transfer_arguments("ipc", given) == {
+        "seed": 3,
+        "weight_transfer_config": {"target": "policy", "backend": "gymrl_ipc"},
+    }
+    assert given["weight_transfer_config"] == {"target": "policy"}
+
+
+@pytest.mark.parametrize("transfer", ["nccl", "ipc"])
+def test_a_transfer_between_gpus_is_refused_where_there_is_none(transfer):
+    job = TorchrunConfig(
+        rollout=RolloutConfig(generation=VLLM, gym=GymConfig()), weight_transfer=transfer
+    )
+    if torch.cuda.is_available():
+        refusal = contextlib.nullcontext()
+    else:
+        refusal = pytest.raises(ConfigError, match="torch sees none on rank 0; use gloo")
+    with refusal:
+        Transfers(job, LoneWorld(), Site(job, LoneWorld(), {}))
+
+
+def test_a_refusal_by_an_engine_is_not_taken_for_the_end_of_a_peer():
+    refused = WeightUpdateError("weights '1' from a transfer by gymrl_gloo were not taken")
+    torn = RuntimeError(
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:1] Connection closed"
+    )
+    assert (is_echo(refused), is_echo(torn)) == (False, True)
 
 
 def test_nothing_works_outside_the_block():
