@@ -1,7 +1,7 @@
 """Environments that gymrl steps itself: text in, observations and rewards out.
 
-:mod:`.base` is the protocol, :mod:`.local` runs an environment in this process, in threads or in
-worker processes, :mod:`.builtin` holds those that come with gymrl.
+:mod:`.base` is the protocol, :mod:`.local` runs an environment in this process, in the loop or in
+threads, :mod:`.workers` in processes of its own, :mod:`.builtin` holds those that come with gymrl.
 """
 
 from gymrl.environments.base import (
@@ -12,13 +12,8 @@ from gymrl.environments.base import (
     MessageLog,
     settled,
 )
-from gymrl.environments.local import (
-    EnvironmentActor,
-    OpenEnvironment,
-    WorkerEnvironment,
-    open_environment,
-    spawn_environment,
-)
+from gymrl.environments.local import OpenEnvironment, open_environment
+from gymrl.environments.workers import EnvironmentActor, WorkerEnvironment, spawn_environment
 
 __all__ = [
     "BaseEnvironment",

@@ -26,27 +26,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gymrl.errors import GymrlError
+from gymrl.generation.ledger_calls import StoredCall, num_equal, shown_images, tree_keys
 from gymrl.generation.prefix import TruePrefix
 from gymrl.token_ledger import (
     VERSION,
     LedgerCall,
     LedgerFrame,
-    LedgerImage,
     joined_ids,
     joined_logprobs,
     joined_routes,
 )
-from gymrl.types import Float32Array, Int32Array, RoutesArray
 
 if TYPE_CHECKING:
     from gymrl.generation.base import Generated
     from gymrl.generation.images import PromptImages
-
-CALL_BYTES = 512
-"""What a call costs beside its ids, about."""
-
-IMAGE_BYTES = 128
-"""What an image of a call costs beside its file, about."""
+    from gymrl.types import Int32Array
 
 ENTRY_BYTES = 1024
 """What a rollout costs beside its calls, about."""
@@ -82,30 +76,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     is_unmatched: bool = False
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    """A call as it is kept; `new_keys` are its new ids, the first of each image told apart."""
-
-    call: LedgerCall
-    new_ids: Int32Array
-    new_keys: npt.NDArray[np.integer[Any]]
-    logprobs: Float32Array
-    routes: RoutesArray | None = None
-
-    @property
-    def length(self) -> int:
-        return self.call.num_prompt + self.call.num_sampled
-
-    @property
-    def nbytes(self) -> int:
-        arrays = self.new_ids.nbytes + self.logprobs.nbytes
-        if self.new_keys is not self.new_ids:
-            arrays += self.new_keys.nbytes
-        if self.routes is not None:
-            arrays += self.routes.nbytes
-        images = IMAGE_BYTES * len(self.call.images)
-        return CALL_BYTES + arrays + images + 4 * len(self.call.content)
-
-
 class RolloutLedger:
     """The calls of one rollout. Belongs to the event loop's thread.
 
@@ -119,7 +89,7 @@ class RolloutLedger:
         self.nbytes = ENTRY_BYTES
         self.on_growth: Callable[[RolloutLedger, int], None] | None = None
         self._num_begun = 0
-        self._calls: list[_Stored] = []
+        self._calls: list[StoredCall] = []
         # Where a call leaves the tokens of another: (that call, position, first new id) -> the call.
         self._branches: dict[tuple[int, int, int], int] = {}
         self._answers: dict[bytes, int] = {}
@@ -154,8 +124,8 @@ class RolloutLedger:
         """
         answer = answer or Answer()
         sequence = np.array([*prompt_ids, *generated.token_ids], dtype=np.int32)
-        shown = () if images is None else _shown(images)
-        keys = _keys(sequence, shown)
+        shown = () if images is None else shown_images(images)
+        keys = tree_keys(sequence, shown)
         parent, common = self._walk(keys)
         routes = generated.routed_experts
         if routes is not None:
@@ -178,7 +148,7 @@ class RolloutLedger:
         logprobs = np.array(generated.logprobs, dtype=np.float32)
         new_ids = sequence[common:].copy()
         new_keys = new_ids if keys is sequence else keys[common:].copy()
-        stored = _Stored(call, new_ids, new_keys, logprobs, routes)
+        stored = StoredCall(call, new_ids, new_keys, logprobs, routes)
         place = len(self._calls)
         self._calls.append(stored)
         if common < len(sequence):
@@ -204,7 +174,7 @@ class RolloutLedger:
             if following is None:
                 break
             place = following
-            position += _num_equal(self._calls[place].new_keys, keys[position:])
+            position += num_equal(self._calls[place].new_keys, keys[position:])
         return place, position
 
     def _sequence(self, place: int) -> Int32Array:
@@ -259,28 +229,6 @@ class RolloutLedger:
             routes_shape=routes[0].shape[1:] if routes else (0, 0),
             media=dict(self._media) if with_media else {},
         )
-
-
-def _shown(images: PromptImages) -> tuple[LedgerImage, ...]:
-    pairs = zip(images.images, images.spans, strict=True)
-    return tuple(LedgerImage(start, image.digest) for image, (start, _) in pairs)
-
-
-def _keys(ids: Int32Array, images: Sequence[LedgerImage]) -> npt.NDArray[np.integer[Any]]:
-    """`ids` with a number of its file, below 0, for the first token of each image."""
-    if not images:
-        return ids
-    keys = ids.astype(np.int64)
-    for image in images:
-        keys[image.start] = -1 - int(image.digest[:15], 16)
-    return keys
-
-
-def _num_equal(first: npt.NDArray[np.integer[Any]], second: npt.NDArray[np.integer[Any]]) -> int:
-    """How many ids both begin with."""
-    length = min(len(first), len(second))
-    different = first[:length] != second[:length]
-    return int(different.argmax()) if different.any() else length
 
 
 class LedgerBook:

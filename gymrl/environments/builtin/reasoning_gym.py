@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
+from reasoning_gym.factory import DATASETS, create_dataset
 
+from gymrl.answer_scorers import scorer_of
 from gymrl.environments.base import BaseEnvironment, EnvironmentReturn, MessageLog
 from gymrl.environments.builtin.answers import AnswerExtractor, extract_answer
 from gymrl.environments.builtin.task import Task, environment_message
@@ -109,7 +110,7 @@ class ReasoningGymEnvironment(BaseEnvironment):
         if answer is None:
             return 0.0, None
         if name not in self._scorers:
-            self._scorers[name] = get_score_answer_fn(name)
+            self._scorers[name] = scorer_of(name)
         try:
             reward = float(self._scorers[name](answer, entry))
         except Exception as error:  # noqa: BLE001 - scorers raise anything on odd answers

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gymrl.config import GenerationConfig, MediaConfig, SamplingParams
-from gymrl.environments.local import spawn_environment
+from gymrl.environments import spawn_environment
 from gymrl.errors import RolloutRedispatchExhausted
 from gymrl.generation import TransformersGenerator
 from gymrl.generation.batch import BatchGenerator

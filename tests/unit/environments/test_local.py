@@ -5,7 +5,7 @@ import pytest
 
 from gymrl.concurrency import OwnedTasks, gather_bounded
 from gymrl.environments import OpenEnvironment, open_environment, spawn_environment
-from gymrl.environments.local import load_factory
+from gymrl.environments.workers import load_factory
 from gymrl.errors import ConfigError, EnvironmentContractError
 from tests.unit.environments.worlds import Echo, Opened, Overlaps, reply
 

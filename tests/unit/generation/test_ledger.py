@@ -7,13 +7,13 @@ from gymrl.errors import ProtocolError
 from gymrl.generation.base import Generated, WeightSpan
 from gymrl.generation.images import PixelCache, PromptImages
 from gymrl.generation.ledger import (
-    CALL_BYTES,
     Answer,
     LedgerBook,
     LedgerEvictedError,
     LedgerNotFoundError,
     RolloutLedger,
 )
+from gymrl.generation.ledger_calls import CALL_BYTES
 from gymrl.generation.prefix import TruePrefix
 from gymrl.media import EncodedImage
 from gymrl.token_ledger import (
