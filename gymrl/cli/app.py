@@ -298,14 +298,31 @@ def rollout(  # noqa: PLR0913 - one parameter an option
 @app.command()
 def serve(  # noqa: PLR0913 - one parameter an option
     model: Annotated[str | None, typer.Option(help="A directory, a hub id, or smollm2.")] = None,
-    model_name: Annotated[str, typer.Option(help="Name that requests may ask for.")] = "policy",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "float32",
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 16,
-    backend: Annotated[Backend, typer.Option(help="What runs the model.")] = "transformers",
+    model_name: Annotated[
+        str | None, typer.Option(help="Name that requests may ask for (default: policy).")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on (default: 127.0.0.1).")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes a free one (default).")
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of the weights (default: float32).")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Sequences decoded together (default: 16).")
+    ] = None,
+    backend: Annotated[
+        Backend | None, typer.Option(help="What runs the model (default: transformers).")
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Context in tokens (default: the model's own).")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML, TOML or JSON file of a GenerationConfig, or of a RolloutConfig with one; "
+            "options win over it."
+        ),
     ] = None,
     benchmark: Annotated[
         str | None,
@@ -341,38 +358,37 @@ def serve(  # noqa: PLR0913 - one parameter an option
     The model's server returns token ids and log-probabilities. A benchmark's servers, NeMo Gym's own
     among them, are found through the registry whose address is printed.
     """
-    from gymrl.config import GenerationConfig
+    from gymrl.cli.serve import generation_config, serve_command
 
-    config = None
-    if model is not None:
-        config = GenerationConfig(
-            model=model,
-            served_model_name=model_name,
-            host=host,
-            port=port,
-            dtype=dtype,
-            max_batch_size=batch_size,
-            backend=backend,
-            max_model_len=max_model_len,
-        )
+    generation = generation_config(
+        config,
+        model=model,
+        served_model_name=model_name,
+        host=host,
+        port=port,
+        dtype=dtype,
+        max_batch_size=batch_size,
+        backend=backend,
+        max_model_len=max_model_len,
+    )
     if benchmark is None:
-        from gymrl.cli.serve import serve_command
-
-        if config is None:
-            raise ConfigError("name what to serve: --model or --benchmark", setting="--model")
-        raise typer.Exit(serve_command(config))
+        if generation is None:
+            raise ConfigError(
+                "name what to serve: --model, --config or --benchmark", setting="--model"
+            )
+        raise typer.Exit(serve_command(generation))
     from gymrl.cli.serve_benchmark import ServeBenchmarkOptions, serve_benchmark_command
 
-    if (config is None) == (not base_url):
+    if (generation is None) == (not base_url):
         raise ConfigError(
             "a benchmark needs a policy: --model to load one here, or --base-url of one that runs",
             setting="--base-url",
         )
     options = ServeBenchmarkOptions(
         benchmark=benchmark,
-        generation=config,
+        generation=generation,
         base_urls=tuple(base_url or ()),
-        model_name=model_name,
+        model_name=model_name or (generation.served_model_name if generation else "policy"),
         api_key_variable=api_key_env,
         model_type=model_type,
         params=tuple(param or ()),
@@ -410,6 +426,12 @@ def doctor(  # noqa: PLR0913 - one parameter an option
             help="What the run does not do: several user turns, tools, or reasoning. Repeatable."
         ),
     ] = None,
+    tool_parser: Annotated[
+        str, typer.Option(help="As generation.tool_parser will be set.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="As generation.reasoning_parser will be set.")
+    ] = "auto",
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest gap that is still well.")
     ] = 1e-3,
@@ -425,7 +447,7 @@ def doctor(  # noqa: PLR0913 - one parameter an option
     log-probabilities, and print the gaps. Exits with 1 where something would break.
     """
     from gymrl.cli.doctor import DoctorOptions, doctor_command
-    from gymrl.cli.doctor_setup import check_setup
+    from gymrl.cli.doctor_setup import SetupOptions, check_setup
 
     if rollouts:
         if model is None:
@@ -440,7 +462,16 @@ def doctor(  # noqa: PLR0913 - one parameter an option
             )
         options = DoctorOptions(model=model, tolerance=tolerance, dtype=dtype, max_rows=max_rows)
         raise typer.Exit(doctor_command(rollouts, options))
-    raise typer.Exit(check_setup(model, base_url, model_name, tuple(without or ()), api_key_env))
+    setup = SetupOptions(
+        model=model,
+        base_url=base_url,
+        model_name=model_name,
+        without=tuple(without or ()),
+        api_key_env=api_key_env,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+    )
+    raise typer.Exit(check_setup(setup))
 
 
 @app.command()

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import typer
 
 from gymrl.actors import spawn
 from gymrl.cli.serving import HEALTH_EVERY_S, run_until_interrupted
+from gymrl.config import GenerationConfig, read_mapping
 from gymrl.generation.service import GenerationService
 
 if TYPE_CHECKING:
-    from gymrl.config import GenerationConfig
+    from pathlib import Path
+
+
+def generation_config(path: Path | None, **given: Any) -> GenerationConfig | None:
+    """What to serve; None where nothing names a model.
+
+    Args:
+        path: A file of a :class:`~gymrl.config.GenerationConfig`, or of a configuration that has one
+            under ``generation``.
+        given: Settings of the command line; they win, and None leaves the file's.
+
+    Raises:
+        ConfigError: The file can't be read, or a setting is wrong.
+    """
+    values = {} if path is None else read_mapping(path)
+    if isinstance(values.get("generation"), dict):
+        values = values["generation"]
+    values = {**values, **{name: value for name, value in given.items() if value is not None}}
+    if path is None and "model" not in values:
+        return None
+    return GenerationConfig.from_dict(values)
 
 
 async def serve(config: GenerationConfig) -> None:

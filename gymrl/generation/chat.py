@@ -9,6 +9,7 @@ changed; what a template needs is made on copies (:mod:`gymrl.generation.templat
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ from gymrl.generation.template_messages import Message, in_parts, prepared, with
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig
 
+logger = logging.getLogger(__name__)
+
+PLAIN_TEXT = "It is 12 degrees,  and\n(x + 1) * 2 = 6!"
 _PROBE = "\u00b6probe\u00b6"
 
 
@@ -93,6 +97,15 @@ class ChatFormat:
         self.end_ids = frozenset({*end_ids, *own_end, *self._template_end_ids()})
         self._hidden_ids = self._hidden(vocabulary) | self.end_ids
         self._turns = None if self._backend is None else TurnEncoder(self._backend, self.end_ids)
+        read = self.read_back(PLAIN_TEXT)
+        if read != PLAIN_TEXT:
+            logger.warning(
+                "the tokenizer (%s) does not give texts back: %r becomes %r; `gymrl doctor --model` "
+                "says more",
+                type(tokenizer).__name__,
+                PLAIN_TEXT,
+                read,
+            )
 
     @classmethod
     def from_config(
@@ -125,6 +138,11 @@ class ChatFormat:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def read_back(self, text: str) -> str:
+        """What a model reads where `text` is meant, white space around it aside."""
+        read: str = self.tokenizer.decode(self.encode(text), skip_special_tokens=False)
+        return read.strip()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a generation: turn markers and other special tokens left out, tags kept."""

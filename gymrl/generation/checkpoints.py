@@ -152,11 +152,18 @@ def load_tokenizer(source: str) -> tuple[Any, list[int]]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         config = transformers.AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model={source!r} can't be read: {error}", setting="model") from error
+    except Exception as error:  # broken files raise whatever their reader stumbles over
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"model={source!r} can't be read: {reason}; name a directory that save_pretrained "
+            "wrote, with the tokenizer in it",
+            setting="model",
+        ) from error
     try:
         named = transformers.GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:  # a checkpoint may do without the file
+        named = None
+    if named is None:
         named = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
     found = [named, tokenizer.eos_token_id]
     end_ids = [i for ids in found for i in (ids if isinstance(ids, list) else [ids])]

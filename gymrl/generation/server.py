@@ -12,6 +12,7 @@ server's own fault goes to the log. A client that disconnects cancels its genera
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -104,9 +105,13 @@ class GenerationServer:
             listener.bind((self._host, self._port))
         except OSError as error:
             listener.close()
+            is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            remedy = (
+                "another port, or 0 for a free one" if is_port else "an address of this machine"
+            )
             raise ServerStartError(
                 f"can't listen on {self._host}:{self._port}: {error.strerror or error}; choose "
-                "another port, or 0 for a free one"
+                f"{remedy}"
             ) from error
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=5.0

@@ -67,7 +67,11 @@ async def check_server(
         if answer.status in _REFUSED:
             return [*findings, _about_key(answer, "/responses", api_key)]
         findings += _about_responses(answer)
-        findings += _about_chat(await asker.post("/chat/completions", _chat_body()))
+        chat = await asker.post("/chat/completions", _chat_body())
+        findings += _about_chat(chat)
+        if answer.status != 200 and chat.status != 200:
+            findings.append(_no_answer(asker.model, models))
+            return findings
         findings += await _about_logprobs(asker)
         findings += _about_ledger(await asker.get("/ledger"))
         findings += await _about_connections(asker)
@@ -106,6 +110,17 @@ class _Asker:
                 "in /v1?",
                 url=url,
             ) from error
+
+
+def _no_answer(asked: str, models: Sequence[dict[str, Any]]) -> Finding:
+    names = ", ".join(model["id"] for model in models) or "none that it lists"
+    return Finding(
+        check="answers",
+        severity="break",
+        found=f"the server samples on neither route for the model {asked!r}",
+        remedy=f"ask for a model that it has ({names}) with --model-name, and with gym.model_name in "
+        "the run; its own log says what else may be wrong",
+    )
 
 
 def _about_key(answer: _Answer, path: str, api_key: str | None) -> Finding:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gymrl.errors import GenerationRequestError, PrefixError
+from gymrl.generation.chat import PLAIN_TEXT
 from gymrl.generation.prefix import TruePrefix
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ Severity = Literal["ok", "note", "warn", "break"]
 Use = Literal["turns", "tools", "reasoning"]
 ALL_USES: frozenset[Use] = frozenset({"turns", "tools", "reasoning"})
 
+_FOREIGN_TEXT = "\u00fcber \u65e5\u672c \u2014 \U0001f917"
 _PLACE = "Zürich"
 _TEMPERATURE = "minus 7"
 _TOOL: dict[str, Any] = {
@@ -94,13 +96,37 @@ def check_template(
     Returns:
         Findings in the order of the checks; the run would break if one of them says so.
     """
-    findings = [*_end_of_turn(chat, stop_ids), *_generation_prompt(chat), *_bos(chat)]
+    question = [{"role": "user", "content": "x"}]
+    try:
+        chat.write(question)
+    except GenerationRequestError as error:
+        return [_refused("chat template", error)]
+    findings = [*_text(chat), *_end_of_turn(chat, stop_ids), *_generation_prompt(chat), *_bos(chat)]
     if "tools" in uses:
         findings += _tools(chat)
     for scenario in scenarios(chat):
         if scenario.uses <= set(uses):
             findings.append(check_scenario(chat, scenario))
     return findings
+
+
+def no_template() -> Finding:
+    """What there is to say about a tokenizer that has none."""
+    return Finding(
+        check="chat template",
+        severity="break",
+        found="there is none",
+        remedy="add chat_template.jinja to the model's directory, or use an instruct model",
+    )
+
+
+def _refused(check: str, error: GenerationRequestError) -> Finding:
+    return Finding(
+        check=check,
+        severity="break",
+        found=str(error),
+        remedy="use another template, or tasks without such conversations",
+    )
 
 
 def would_break(findings: Collection[Finding]) -> bool:
@@ -219,12 +245,7 @@ def check_scenario(chat: ChatFormat, scenario: Scenario) -> Finding:
     except PrefixError as error:
         return _broken(chat, scenario, error)
     except GenerationRequestError as error:
-        return Finding(
-            check=scenario.name,
-            severity="break",
-            found=f"the template refuses it: {error}",
-            remedy="use another template, or tasks without such conversations",
-        )
+        return _refused(scenario.name, error)
     if first_difference is None:
         found = "extended: the template writes every answer back as it was sampled"
         return Finding(check=scenario.name, severity="ok", found=found)
@@ -264,6 +285,24 @@ def _broken(chat: ChatFormat, scenario: Scenario, error: PrefixError) -> Finding
         + " or set generation.on_rewrite='segment'",
         position=error.position,
     )
+
+
+def _text(chat: ChatFormat) -> Iterator[Finding]:
+    check = "text"
+    tries: list[tuple[str, Severity]] = [(PLAIN_TEXT, "break"), (_FOREIGN_TEXT, "warn")]
+    for text, severity in tries:
+        read = chat.read_back(text)
+        if read != text:
+            kind = type(chat.tokenizer).__name__
+            yield Finding(
+                check=check,
+                severity=severity,
+                found=f"{text!r} is {read!r} to the model: {kind} does not give texts back",
+                remedy="look whether tokenizer_class in tokenizer_config.json fits tokenizer.json; "
+                "PreTrainedTokenizerFast takes that file as it is",
+            )
+            return
+    yield Finding(check=check, severity="ok", found="the tokenizer gives texts back")
 
 
 def _closing(chat: ChatFormat) -> int | None:

@@ -29,6 +29,7 @@ from gymrl.errors import (
     WeightUpdateError,
 )
 from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
+from gymrl.generation.checkpoints import load_tokenizer
 from gymrl.generation.decoding import DecodeBatch, Detokenize, Request, settle
 from gymrl.generation.image_tensors import ImageTensors
 from gymrl.generation.models import resolve_model
@@ -116,10 +117,7 @@ class TransformersGenerator:
         source = resolve_model(config.model)
         with without_progress_bars():
             model = load_model(source, config)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        end_ids = model_end_ids(model)
-        if tokenizer.eos_token_id is not None:
-            end_ids = [*end_ids, int(tokenizer.eos_token_id)]
+        tokenizer, end_ids = load_tokenizer(source)
         generator = cls(
             model,
             max_batch_size=config.max_batch_size,

@@ -99,6 +99,14 @@ async def test_a_server_that_lists_no_model_would_break_a_run():
     assert checks["models"][0] == "break"
 
 
+async def test_a_server_that_samples_for_no_such_model_would_break_a_run():
+    async with pretending({"/v1/models": MODELS}) as base_url:
+        checks = await found(base_url, "another")
+    severity, said = checks["answers"]
+    assert severity == "break"
+    assert "'another'" in said
+
+
 async def test_a_server_that_is_not_there_is_an_error_that_names_the_url():
     async with pretending({}) as base_url:
         pass

@@ -4,6 +4,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from gymrl.errors import PrefixError
 from gymrl.generation.chat import ChatFormat
@@ -147,6 +148,16 @@ def test_calls_that_no_parser_reads_break_runs_with_tools():
     chat = ChatFormat(family_tokenizer("qwen3"), tool_parser="none")
     assert [f.severity for f in found(chat, "tools")] == ["break"]
     assert not found(chat, "tools", uses={"turns"})
+
+
+def test_a_tokenizer_that_loses_spaces_is_reported(caplog):
+    tokenizer = family_tokenizer("smollm2")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "")
+    chat = ChatFormat(tokenizer)
+    assert "does not give texts back" in caplog.text
+    (finding,) = found(chat, "text")
+    assert finding.severity == "break"
+    assert "tokenizer_class" in finding.remedy
 
 
 def test_a_generation_prompt_that_changes_what_is_before_it_is_reported():
