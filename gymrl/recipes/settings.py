@@ -18,6 +18,7 @@ from gymrl.config import (
     read_mapping,
     require,
 )
+from gymrl.generation.weight_transfer import Transfer
 from gymrl.recipes.loss import Advantage, LossSettings
 from gymrl.recipes.tasks import OWN_TASKS, training_task
 from gymrl.torchrun import PerNode, TorchrunConfig
@@ -63,6 +64,8 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         max_batch_size: Sequences that a generator decodes together, at most 256; None: a step's. 1
             makes tokens independent of what else is in the batch, to the last bit.
         per_node: Workers of each node.
+        weight_transfer: How vLLM engines get new weights; see
+            :class:`~gymrl.torchrun.config.TorchrunConfig`.
         in_process: Everything in this process, so that breakpoints stop; one rank.
         tensorboard: Write its events.
     """
@@ -94,6 +97,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     token_source: Literal["messages", "ledger", "both"] = "both"
     max_batch_size: int | None = None
     per_node: PerNode = PerNode()
+    weight_transfer: Transfer | None = None
     in_process: bool = False
     tensorboard: bool = True
 
@@ -127,7 +131,10 @@ def rollout_config(config: GrpoConfig, model: str) -> tuple[TorchrunConfig, list
         seed=config.seed,
         in_process=config.in_process,
     )
-    return TorchrunConfig(rollout=rollout, per_node=config.per_node), rows
+    job = TorchrunConfig(
+        rollout=rollout, per_node=config.per_node, weight_transfer=config.weight_transfer
+    )
+    return job, rows
 
 
 def read_config(arguments: Sequence[str]) -> tuple[GrpoConfig, bool]:
