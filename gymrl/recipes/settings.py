@@ -18,7 +18,7 @@ from gymrl.config import (
     read_mapping,
     require,
 )
-from gymrl.generation.weight_transfer import Transfer
+from gymrl.generation.weight_transfer import Transfer  # noqa: TC001 - read at run time
 from gymrl.recipes.loss import Advantage, LossSettings
 from gymrl.recipes.tasks import OWN_TASKS, training_task
 from gymrl.torchrun import PerNode, TorchrunConfig
