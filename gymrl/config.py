@@ -425,10 +425,11 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
         low, high = self.port_range_low, self.port_range_high
         require(
-            (low is None) == (high is None) and (low is None or high is None or 0 < low <= high),
+            (low is None) == (high is None)
+            and (low is None or high is None or 0 < low <= high < 65536),
             "port_range_low",
             (low, high),
-            "give both ends of the port range, low first, or neither",
+            "give both ends of the port range, low first and below 65536, or neither",
         )
 
 

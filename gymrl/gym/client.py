@@ -51,6 +51,7 @@ class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cookies: What ``Set-Cookie`` set, spelled as it came.
         retry_after_s: Seconds from ``Retry-After``, where it gives seconds.
+        location: Where a redirect leads.
     """
 
     url: str
@@ -58,6 +59,7 @@ class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     cookies: dict[str, str] = {}
     retry_after_s: float | None = None
+    location: str | None = None
 
     @property
     def excerpt(self) -> str:
@@ -133,10 +135,18 @@ class HttpPool:
             headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
         # Written in pieces, so that a large body does not hold the event loop.
         data = io.BytesIO(body) if len(body) > LARGE_BODY_BYTES else body
-        return await self._request("POST", url, data=data, headers=headers)
+        answer = await self._request("POST", url, data=data, headers=headers)
+        if HTTPStatus.MULTIPLE_CHOICES <= answer.status < HTTPStatus.BAD_REQUEST:
+            raise GymRequestError(
+                f"{url}: HTTP {answer.status}, a redirect to {answer.location!r}, which is not "
+                "followed; configure the address that it leads to",
+                url=url,
+                status=answer.status,
+            )
+        return answer
 
     async def get(self, url: str) -> HttpAnswer:
-        """GET and read the whole answer. Raises as :meth:`post`."""
+        """GET and read the whole answer. Raises as :meth:`post`, but for a redirect."""
         return await self._request("GET", url)
 
     async def delete(self, url: str) -> HttpAnswer:
@@ -150,8 +160,6 @@ class HttpPool:
             async with self._session.request(
                 method, url, allow_redirects=False, **arguments
             ) as response:
-                if HTTPStatus.MULTIPLE_CHOICES <= response.status < HTTPStatus.BAD_REQUEST:
-                    raise _redirect(url, response)
                 body = await self._whole_body(url, response.content)
                 return HttpAnswer(
                     url=url,
@@ -159,6 +167,7 @@ class HttpPool:
                     body=body,
                     cookies={k: morsel.coded_value for k, morsel in response.cookies.items()},
                     retry_after_s=_seconds(response.headers.get("Retry-After")),
+                    location=response.headers.get("Location"),
                 )
 
     async def _whole_body(self, url: str, content: aiohttp.StreamReader) -> bytes:
@@ -179,16 +188,6 @@ class HttpPool:
         if size <= LARGE_BODY_BYTES:
             return b"".join(chunks)
         return await anyio.to_thread.run_sync(b"".join, chunks)
-
-
-def _redirect(url: str, response: aiohttp.ClientResponse) -> GymRequestError:
-    where = response.headers.get("Location", "nowhere")
-    return GymRequestError(
-        f"{url}: HTTP {response.status}, a redirect to {where[:BODY_EXCERPT_CHARS]!r}, which is not "
-        "followed; configure the address that it leads to",
-        url=url,
-        status=response.status,
-    )
 
 
 @contextlib.contextmanager

@@ -166,3 +166,8 @@ def test_the_settings_of_a_subclass_are_typed_too():
         Settings(mode="c")
     with pytest.raises(ConfigError, match="top_p"):
         Settings(top_p=2.0)
+
+
+def test_a_port_range_ends_where_ports_end():
+    with pytest.raises(ConfigError, match="below 65536"):
+        GymConfig(port_range_low=65000, port_range_high=70000)

@@ -9,6 +9,7 @@ from anyio.abc import SocketAttribute
 
 from gymrl.errors import GymRequestError, GymTransportError
 from gymrl.gym.client import HttpPool, failure_kind_of
+from gymrl.gym.health import check_alive
 
 
 @contextlib.asynccontextmanager
@@ -63,3 +64,9 @@ async def test_an_answer_has_a_longest_length_also_when_it_was_compressed():
             assert failure_kind_of(caught.value) == "data"
         async with HttpPool() as pool:
             assert len((await pool.post(url, b"{}")).body) == 8 << 20
+
+
+async def test_a_server_whose_front_page_leads_elsewhere_is_alive():
+    async with server_that_says(b"HTTP/1.1 307 Moved\r\nLocation: /docs\r\n\r\n") as url:
+        async with HttpPool() as pool:
+            await check_alive(pool, {"math": url})
