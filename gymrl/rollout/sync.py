@@ -12,12 +12,15 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from gymrl.concurrency import refuse_running_loop
+from gymrl.errors import RolloutStreamError
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.types import RolloutGroup
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from types import TracebackType
+
+    from anyio.from_thread import BlockingPortal
 
     from gymrl.config import RolloutConfig, SamplingParams
     from gymrl.generation.weights import PauseMode, WeightSource
@@ -139,15 +142,20 @@ class SyncRolloutEngine:
     def _iterate(self, stream: RolloutStream) -> Generator[RolloutGroup, None, None]:
         portal = self._portal
         try:
-            while (group := self._next(stream)) is not None:
+            while (group := self._next(portal, stream)) is not None:
                 yield group
         finally:
             # An engine that was left meanwhile has ended the stream itself.
-            if self._stack is not None and self._portal is portal:
+            if self._is_open(portal):
                 portal.call(stream.aclose)
 
-    def _next(self, stream: RolloutStream) -> RolloutGroup | None:
+    def _is_open(self, portal: BlockingPortal) -> bool:
+        return self._stack is not None and self._portal is portal
+
+    def _next(self, portal: BlockingPortal, stream: RolloutStream) -> RolloutGroup | None:
         """The next group; Ctrl-C while waiting ends the stream before it is raised."""
+        if not self._is_open(portal):
+            raise RolloutStreamError("the engine was left before its stream was read to the end")
         scope = self._portal.call(anyio.CancelScope)
         future = self._portal.start_task_soon(_next_of, stream, scope)
         try:

@@ -90,6 +90,16 @@ def test_a_stream_that_outlives_its_engine_has_ended(make_sync, row):
     stream.close()
 
 
+def test_what_is_left_of_a_stream_after_its_engine_says_why_it_ended(make_sync, row):
+    with make_sync(in_process=True) as engine:
+        begun, other = engine.stream([row(), row(delay=60)]), engine.stream([row()])
+        next(begun)
+    for stream in (begun, other):
+        with pytest.raises(RolloutStreamError, match="the engine was left before its stream"):
+            next(stream)
+        stream.close()
+
+
 def test_errors_arrive_as_themselves(make_sync, row):
     with make_sync() as engine:
         with pytest.raises(RowValueError, match="nope"):
