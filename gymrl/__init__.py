@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gymrl._version import __version__
+from gymrl.extras import optional_imports
 
 if TYPE_CHECKING:
     from gymrl.actors import Actor, ActorHandle, SpawnOptions
@@ -134,7 +135,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'gymrl' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    with optional_imports():
+        value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from gymrl.errors import RewardContractError, RowValueError
+from gymrl.extras import optional_imports
 from gymrl.media.batches import BatchImages
 from gymrl.numbers import is_reward
 from gymrl.routed_experts import MISSING, RouteFormatError, routes_or_missing, unknown_routes
 from gymrl.scoring import env_reward, hit_max_tokens
 from gymrl.scoring.length_penalty.apply import PREFIX
 from gymrl.types import Failure, Trajectory
+
+with optional_imports():
+    import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gymrl.extras import optional_imports
 from gymrl.generation.base import (
     FinishReason,
     Generated,
@@ -96,4 +97,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    with optional_imports():
+        return getattr(importlib.import_module(_HOMES[name]), name)

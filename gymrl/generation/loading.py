@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
+from gymrl.errors import ConfigError
+from gymrl.extras import install_hint
 from gymrl.generation.deferred import DeferredGenerator
 from gymrl.routed_experts import routes_dtype
 
@@ -34,6 +36,17 @@ async def load_generator(config: GenerationConfig) -> tuple[ServedGenerator, Any
         ConfigError: The model or the backend is not there, or can't be run as configured.
         GenerationError: The engine did not start, or no server answers.
     """
+    try:
+        return await _load_now_or_later(config)
+    except ModuleNotFoundError as error:
+        if not (hint := install_hint(error)):
+            raise
+        raise ConfigError(
+            f"backend={config.backend!r}: {error}{hint}", setting="backend"
+        ) from error
+
+
+async def _load_now_or_later(config: GenerationConfig) -> tuple[ServedGenerator, Any]:
     if not config.defer_loading:
         return await _load(config)
     tokenizer, end_ids, max_model_len = await anyio.to_thread.run_sync(_outline, config)

@@ -13,6 +13,7 @@ from typing import Protocol
 import anyio.to_thread
 
 from gymrl.errors import ConfigError
+from gymrl.extras import install_hint
 from gymrl.gym.embedded.base import EmbeddedServer, Peers
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.registry import InstanceConfig, RouteTable
@@ -131,13 +132,22 @@ async def make_instance(config: InstanceConfig, peers: Peers, ports: PortRange) 
     return EmbeddedInstance(config, server, own_ports)
 
 
+def _import_hint(module: str, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        return (
+            "; start where it lies (the command line looks in the working directory), or name its "
+            "directory in PYTHONPATH"
+        )
+    return install_hint(error)
+
+
 def _load(instance: str, module: str, name: str) -> type[EmbeddedServer]:
     try:
         loaded = getattr(importlib.import_module(module), name)
     except Exception as error:
         raise ConfigError(
             f"instance {instance!r}: entrypoint {module}:{name} cannot be imported: "
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error}{_import_hint(module, error)}",
             setting=instance,
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, EmbeddedServer)):

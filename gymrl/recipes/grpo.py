@@ -20,11 +20,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-import transformers
+from gymrl.extras import optional_imports
+
+with optional_imports():
+    import torch
+    import torch.distributed as dist
+    import transformers
 
 import gymrl.torchrun
+from gymrl.errors import ConfigError
 from gymrl.generation.models import resolve_model
 from gymrl.generation.transformers import without_progress_bars
 from gymrl.recipes import checkpoint
@@ -35,7 +39,7 @@ from gymrl.recipes.tasks import OWN_TASKS, validation_rows
 from gymrl.recipes.tracking import Tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Sequence
 
     from gymrl.torchrun import Rollouts, Share
 
@@ -326,11 +330,22 @@ def _one_step(
     }
 
 
-def main() -> None:
-    """The command line; see the module."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; see the module.
+
+    Args:
+        arguments: Without the program's name; None: the process's own.
+
+    Raises:
+        SystemExit: 2, when the command line or a setting is wrong.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logger.setLevel(logging.INFO)
-    config, is_live = read_config(sys.argv[1:])
+    try:
+        config, is_live = read_config(sys.argv[1:] if arguments is None else arguments)
+    except ConfigError as error:
+        sys.stderr.write(f"gymrl.recipes.grpo: error: {error}\n")
+        raise SystemExit(2) from None
     train(config, is_live=is_live)
 
 

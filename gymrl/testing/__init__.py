@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from gymrl.extras import optional_imports
+
 _HOMES = {
     "FakeGymServer": "gymrl.testing.gym_server",
     "ScriptedGenerator": "gymrl.testing.generator",
@@ -41,4 +43,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    with optional_imports():
+        return getattr(importlib.import_module(_HOMES[name]), name)

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gymrl.errors import ConfigError
 from gymrl.recipes import checkpoint
+from gymrl.recipes.grpo import main
 from gymrl.recipes.settings import PRESETS, GrpoConfig, read_config, rollout_config
 from gymrl.recipes.tasks import validation_rows
 from gymrl.recipes.tracking import Tracker, read_metrics, sparkline
@@ -150,3 +151,15 @@ def test_the_two_newest_checkpoints_are_kept_and_a_half_written_one_is_ignored(t
 
 def test_a_directory_without_checkpoints_has_none(tmp_path):
     assert checkpoint.latest(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["nowhere.yaml"], "nowhere.yaml: No such file"), (["--set", "steps=-3"], "steps=-3")],
+)
+def test_a_wrong_setting_of_the_recipe_is_a_message_and_exit_code_2(capsys, arguments, said):
+    with pytest.raises(SystemExit) as exit_request:
+        main(arguments)
+
+    assert exit_request.value.code == 2
+    assert said in capsys.readouterr().err
