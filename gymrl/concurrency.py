@@ -100,6 +100,21 @@ async def gather_bounded(
     return results  # type: ignore[return-value]  # every slot was filled
 
 
+def growing_pause(first_s: float, times: int, longest_s: float) -> float:
+    """Seconds to wait before trying again: `first_s`, doubled each time, `longest_s` at most.
+
+    Args:
+        first_s: Before the first repetition.
+        times: Which repetition it is, from 1. Any number: a service may be away for a week.
+        longest_s: The limit.
+    """
+    if first_s <= 0:
+        return 0.0
+    # Beyond it a float has no room for the power.
+    doublings = min(times - 1, 1000)
+    return min(longest_s, first_s * 2.0**doublings)
+
+
 async def close_within(close: Awaitable[object], seconds: float, what: str) -> bool:
     """Await `close` even while being cancelled, but no longer than `seconds`.
 

@@ -18,7 +18,7 @@ from gymrl.actors.loading import locate
 from gymrl.actors.options import SpawnOptions
 from gymrl.actors.spawn import spawn
 from gymrl.actors.streams import ActorStream
-from gymrl.concurrency import OwnedTasks, close_within, gather_bounded
+from gymrl.concurrency import OwnedTasks, close_within, gather_bounded, growing_pause
 from gymrl.config import Config, require
 from gymrl.errors import ActorClosedError, ActorDiedError, PoisonError
 
@@ -278,8 +278,10 @@ class Supervisor:
             if dead is not None:
                 await close_within(dead.close(), self._options.close_timeout_s + 30, dead.name)
             if worker.deaths_in_a_row:
-                wait = self._policy.backoff_s * 2 ** (worker.deaths_in_a_row - 1)
-                await anyio.sleep(min(wait, self._policy.max_backoff_s))
+                policy = self._policy
+                await anyio.sleep(
+                    growing_pause(policy.backoff_s, worker.deaths_in_a_row, policy.max_backoff_s)
+                )
             worker.deaths_in_a_row += 1
             worker.state = "starting"
             logger.warning(

@@ -148,7 +148,7 @@ class Instance(ActorHandle):
             except WeightsLostError as error:
                 self._give_up(f"{error}; how it died: {_said(self._last_death)}")
                 return
-            except GymrlError as error:
+            except Exception as error:  # noqa: BLE001  # whoever waits must not wait for ever
                 self._last_death = error
                 if self._needs is not None and self._needs.is_lost:
                     break

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gymrl.concurrency import growing_pause
 from gymrl.errors import (
     GenerationError,
     MediaError,
@@ -23,7 +24,7 @@ from gymrl.errors import (
 )
 from gymrl.gym.client import failure_of
 from gymrl.rollout.episode import Episode, EpisodeRules
-from gymrl.rollout.native_images import LONGEST_DELAY_S
+from gymrl.rollout.retry import LONGEST_DELAY_S
 from gymrl.types import Failure, FailureKind, Trajectory
 
 if TYPE_CHECKING:
@@ -192,8 +193,7 @@ class AttemptBudget:
                 row=failure.row,
                 attempts=count,
             ) from error
-        doubled: float = self._config.retry_delay_s * 2 ** (count - 1)
-        return min(doubled, LONGEST_DELAY_S)
+        return growing_pause(self._config.retry_delay_s, count, LONGEST_DELAY_S)
 
     def final(self, outcome: Outcome) -> Outcome:
         """`outcome` with the number of attempts in it."""

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from gymrl.concurrency import gather_bounded
+from gymrl.concurrency import gather_bounded, growing_pause
 from gymrl.errors import (
     EnvironmentContractError,
     MediaError,
@@ -25,6 +25,7 @@ from gymrl.errors import (
 from gymrl.generation.images import ConversationImage, PromptImages
 from gymrl.media import EncodedImage, lift_images, load_image, to_data_url
 from gymrl.media.parts import content_sources, is_image_part
+from gymrl.rollout.retry import LONGEST_DELAY_S
 from gymrl.types import ImageRef
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 MAX_LOADS = 8
 """Prompts, or images of one message, that are read at a time."""
-
-LONGEST_DELAY_S = 30.0
-"""Between two tries at what the fleet failed."""
 
 Images = tuple[ConversationImage, ...]
 
@@ -245,8 +243,7 @@ class NativeImageReader:
             try:
                 return await self._read(sources)
             except MediaFetchError:
-                delay = config.retry_delay_s * 2 ** (attempt - 1)
-                await anyio.sleep(min(delay, LONGEST_DELAY_S))
+                await anyio.sleep(growing_pause(config.retry_delay_s, attempt, LONGEST_DELAY_S))
         try:
             return await self._read(sources)
         except MediaFetchError as error:

@@ -6,6 +6,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from gymrl.concurrency import growing_pause
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -73,8 +75,7 @@ class Restarts:
         """Seconds to wait before the next restart of one worker."""
         if not restarts_in_a_row:
             return 0.0
-        doubled: float = self.policy.backoff_s * 2 ** (restarts_in_a_row - 1)
-        return min(self.policy.max_backoff_s, doubled)
+        return growing_pause(self.policy.backoff_s, restarts_in_a_row, self.policy.max_backoff_s)
 
     @contextlib.contextmanager
     def testing(self, label: str) -> Iterator[None]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import gymrl.errors
+from gymrl.concurrency import growing_pause
 from gymrl.errors import (
     GymrlError,
     PoisonError,
@@ -86,7 +87,7 @@ class Attempts:
         counts[budget] = count
         if failure.kind is FailureKind.DATA:
             return 0.0
-        ceiling = min(LONGEST_DELAY_S, self._first_delay_s * 2 ** (count - 1))
+        ceiling = growing_pause(self._first_delay_s, count, LONGEST_DELAY_S)
         asked = failure.fields.get("retry_after_s")
         wished = float(asked) if isinstance(asked, int | float) else 0.0
         jittered: float = ceiling * self._jitter.uniform(0.5, 1.0)

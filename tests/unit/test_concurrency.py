@@ -4,7 +4,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from gymrl.concurrency import OwnedTasks, close_within, closing_stream, deadline, gather_bounded
+from gymrl.concurrency import (
+    OwnedTasks,
+    close_within,
+    closing_stream,
+    deadline,
+    gather_bounded,
+    growing_pause,
+)
 from gymrl.errors import DeadlineExceeded
 
 
@@ -180,3 +187,9 @@ async def test_a_consumer_that_leaves_early_closes_the_stream():
             break
 
     assert closed == [True]
+
+
+def test_a_pause_doubles_up_to_its_limit_also_after_a_week_of_trying():
+    assert [growing_pause(0.5, times, 30.0) for times in (1, 2, 3, 6, 7)] == [0.5, 1, 2, 16, 30]
+    assert growing_pause(0.5, 100_000, 30.0) == 30.0
+    assert growing_pause(0.0, 100_000, 30.0) == 0.0

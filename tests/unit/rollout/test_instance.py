@@ -119,6 +119,16 @@ async def test_a_restart_that_fails_is_tried_again_within_the_budget(make):
     assert home.opened == 4
 
 
+async def test_a_restart_that_fails_by_a_foreign_error_is_not_waited_for_for_ever(make):
+    home = Home()
+    instance = await make(home, restarts=1)
+    home.failures = [OSError("too many open files"), KeyError("odd")]
+    instance.kill()
+    await anyio.wait_all_tasks_blocked()
+    with pytest.raises(RolloutStreamError, match="no restart is left"):
+        await ready(instance)
+
+
 async def test_a_worker_whose_weights_nobody_holds_is_lost_with_its_first_death(make):
     home = Home()
     instance = await make(home, restarts=3)
