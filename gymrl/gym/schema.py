@@ -258,7 +258,8 @@ def mend(body: bytes) -> tuple[bytes, dict[str, int]]:
     return body, {name: count for name, count in counts.items() if count}
 
 
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
+# One that is cut off goes to the end and is not tried again from each quote in it.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
 _NONFINITE = re.compile(_STRING + rb"|-?\b(?:NaN|Infinity)\b", re.DOTALL)
 
 

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from gymrl.gym.embedded.reply import Reply
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_BULLET = re.compile(r"^\s*[*-] +\S", re.MULTILINE)
+# Each goes over a reply once, whatever is in it: no two of their repetitions take the same characters.
+_BULLET = re.compile(r"^[^\S\n]*[*-] +\S", re.MULTILINE)
 _PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
-_FENCE = re.compile(r"^```(?:json)?\s*\n(.*)\n```$", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?[^\S\n]*\n(.*)\n```", re.DOTALL)
 
 
 class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -112,7 +113,7 @@ class JsonObject(Constraint, frozen=True, forbid_unknown_fields=True, tag="json_
 
     def is_kept(self, reply: str) -> bool:
         """See the class."""
-        fenced = _FENCE.match(reply)
+        fenced = _FENCE.fullmatch(reply)
         try:
             value = json.loads(fenced[1] if fenced else reply)
         except (ValueError, RecursionError):

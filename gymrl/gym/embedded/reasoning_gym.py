@@ -1,8 +1,8 @@
 """Any dataset of the reasoning-gym package as an environment.
 
 A row brings ``dataset`` (its name) and ``entry`` (``question``, ``answer``, ``metadata``). The
-package's own scorer judges what an *answer extractor* takes out of the reply. This is the only
-module that imports the package (the extra ``tasks``).
+package's own scorer judges what an *answer extractor* takes out of the reply, and runs nothing of it
+(:mod:`gymrl.answer_scorers`). Needs the extra ``tasks``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import anyio.to_thread
-from reasoning_gym.factory import DATASETS, get_score_answer_fn
+from reasoning_gym.factory import DATASETS
 
+from gymrl.answer_scorers import scorer_of
 from gymrl.gym.embedded.base import Peers, RefusedRequest, ServerSettings
 from gymrl.gym.embedded.resources import ResourcesServer, Verdict
 
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 AnswerExtractor = Literal["whole", "last_integer", "first_word", "answer_tag"]
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _INTEGER = re.compile(r"-?\d+")
 
 
@@ -47,8 +48,18 @@ def extract_answer(reply: str, extractor: AnswerExtractor) -> str | None:
     if extractor == "first_word":
         words = reply.split(maxsplit=1)
         return (words[0].strip(".,;:!?\"'`*()[]") or None) if words else None
-    tagged = _TAG.findall(reply)
-    return (tagged[-1].strip() or None) if tagged else None
+    return _last_tagged(reply)
+
+
+def _last_tagged(reply: str) -> str | None:
+    """One pass over the tags: a reply may be nothing but openings."""
+    start, answer = -1, ""
+    for tag in _TAG.finditer(reply):
+        if not tag[1] and start < 0:
+            start = tag.end()
+        elif tag[1] and start >= 0:
+            answer, start = reply[start : tag.start()], -1
+    return answer.strip() or None
 
 
 class ReasoningGymSettings(ServerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,5 +132,5 @@ class ReasoningGymServer(ResourcesServer):
             )
         if name not in self._scorers:
             # Making a dataset may generate data.
-            self._scorers[name] = await anyio.to_thread.run_sync(get_score_answer_fn, name)
+            self._scorers[name] = await anyio.to_thread.run_sync(scorer_of, name)
         return self._scorers[name]

@@ -133,3 +133,25 @@ async def test_a_reply_that_keeps_half_earns_what_the_scoring_says(scoring, rewa
 def test_parameters_out_of_range_are_refused(params):
     with pytest.raises(ConfigError, match=next(iter(params))):
         load_benchmark("instruction_following", params=params)
+
+
+LONG = 200_000
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"kind": "bullets", "count": 1},
+        {"kind": "paragraphs", "count": 9},
+        {"kind": "json_object"},
+        {"kind": "word_count", "least": 9},
+        {"kind": "includes", "word": "b"},
+    ],
+)
+@pytest.mark.parametrize(
+    "reply",
+    ["a" + "\n" * LONG + "a", "```" + "\n" * LONG + "a", "a" + "\n " * LONG + "a", "a-" * LONG],
+)
+def test_no_reply_holds_a_verifier_for_long(constraint, reply):
+    (kept,) = read_constraints([constraint])
+    assert not kept.is_kept(reply) or constraint["kind"] == "word_count"

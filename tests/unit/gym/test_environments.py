@@ -291,3 +291,16 @@ def test_nothing_of_reasoning_gym_is_imported_elsewhere():
         )
     ]
     assert importing == ["reasoning_gym.py"]
+
+
+LONG = 200_000
+
+
+def test_a_reply_of_opening_tags_is_searched_once():
+    assert extract_answer("<answer>" * LONG, "answer_tag") is None
+    assert extract_answer("<answer>a" * LONG + "</answer>", "answer_tag") is not None
+
+
+def test_tags_are_paired_from_the_front():
+    reply = "<answer>1</answer> <ANSWER> 2 <answer>3</Answer> 4</answer>"
+    assert extract_answer(reply, "answer_tag") == "2 <answer>3"
