@@ -26,7 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gymrl.errors import GymrlError
-from gymrl.generation.ledger_calls import StoredCall, num_equal, shown_images, tree_keys
+from gymrl.generation.ledger_calls import (
+    MediaShelf,
+    StoredCall,
+    num_equal,
+    shown_images,
+    tree_keys,
+)
 from gymrl.generation.prefix import TruePrefix
 from gymrl.token_ledger import (
     VERSION,
@@ -81,9 +87,13 @@ class RolloutLedger:
 
     Args:
         rollout_id: Whose they are.
+        shelf: Holds the files of images; None: one of its own.
+
+    Attributes:
+        nbytes: What it takes, files of images left out.
     """
 
-    def __init__(self, rollout_id: str) -> None:
+    def __init__(self, rollout_id: str, shelf: MediaShelf | None = None) -> None:
         self.rollout_id = rollout_id
         self.in_flight = 0
         self.nbytes = ENTRY_BYTES
@@ -93,7 +103,8 @@ class RolloutLedger:
         # Where a call leaves the tokens of another: (that call, position, first new id) -> the call.
         self._branches: dict[tuple[int, int, int], int] = {}
         self._answers: dict[bytes, int] = {}
-        self._media: dict[str, bytes] = {}
+        self._shelf = MediaShelf(is_wanted=True) if shelf is None else shelf
+        self._held: set[str] = set()
 
     def begin(self) -> int:
         """Number a call that starts to sample; each needs an :meth:`end`."""
@@ -155,16 +166,17 @@ class RolloutLedger:
             self._branches[(parent, common, int(keys[common]))] = place
         for key in answer.keys:
             self._answers[key] = place
-        num_bytes = stored.nbytes + (0 if images is None else self._keep(images))
-        self.nbytes += num_bytes
+        if images is not None:
+            self._shelf.hold(images.images, self._held)
+        self.nbytes += stored.nbytes
         if self.on_growth is not None:
-            self.on_growth(self, num_bytes)
+            self.on_growth(self, stored.nbytes)
 
-    def _keep(self, images: PromptImages) -> int:
-        """Keep the files that are new; returns their bytes."""
-        new = {i.digest: i.data for i in images.images if i.digest not in self._media}
-        self._media |= new
-        return sum(map(len, new.values()))
+    def close(self) -> None:
+        """Nobody will ask for it again: let go of its images, and tell nobody of its growth."""
+        self._shelf.release(self._held)
+        self._shelf, self._held = MediaShelf(), set()
+        self.on_growth = None
 
     def _walk(self, keys: npt.NDArray[np.integer[Any]]) -> tuple[int, int]:
         """The call whose sequence shares the most with that of `keys`, and how much."""
@@ -227,7 +239,7 @@ class RolloutLedger:
             routes=joined_routes(routes),
             routes_dtype=routes[0].dtype.name if routes else "",
             routes_shape=routes[0].shape[1:] if routes else (0, 0),
-            media=dict(self._media) if with_media else {},
+            media=self._shelf.files(self._held) if with_media else {},
         )
 
 
@@ -241,6 +253,9 @@ class LedgerBook:
         max_bytes: Of all of them together; 0 keeps nothing.
         max_age_s: Since a rollout's last call.
         clock: Seconds that never go back.
+
+    Attributes:
+        shelf: The files of the rollouts' images.
     """
 
     def __init__(
@@ -255,8 +270,14 @@ class LedgerBook:
         self._clock = clock
         self._ledgers: OrderedDict[str, tuple[float, RolloutLedger]] = OrderedDict()
         self._evicted: OrderedDict[str, str] = OrderedDict()
-        self.nbytes = 0
+        self.shelf = MediaShelf()
+        self._num_bytes = 0
         self.num_evicted = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of all ledgers, and of the files of their images."""
+        return self._num_bytes + self.shelf.nbytes
 
     def __len__(self) -> int:
         return len(self._ledgers)
@@ -269,9 +290,9 @@ class LedgerBook:
         if rollout_id in self._ledgers:
             _, ledger = self._ledgers[rollout_id]
         else:
-            ledger = RolloutLedger(rollout_id)
+            ledger = RolloutLedger(rollout_id, self.shelf)
             ledger.on_growth = self._grown
-            self.nbytes += ledger.nbytes
+            self._num_bytes += ledger.nbytes
         self._touch(ledger)
         self._shrink()
         return None if rollout_id in self._evicted else ledger
@@ -328,7 +349,7 @@ class LedgerBook:
         )
 
     def _grown(self, ledger: RolloutLedger, num_bytes: int) -> None:
-        self.nbytes += num_bytes
+        self._num_bytes += num_bytes
         self._touch(ledger)
         self._shrink()
 
@@ -365,5 +386,5 @@ class LedgerBook:
 
     def _forget(self, ledger: RolloutLedger) -> None:
         del self._ledgers[ledger.rollout_id]
-        self.nbytes -= ledger.nbytes
-        ledger.on_growth = None
+        self._num_bytes -= ledger.nbytes
+        ledger.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +15,7 @@ from gymrl.types import Float32Array, Int32Array, RoutesArray
 
 if TYPE_CHECKING:
     from gymrl.generation.images import PromptImages
+    from gymrl.media import EncodedImage
 
 CALL_BYTES = 512
 """What a call costs beside its ids, about."""
@@ -69,3 +71,50 @@ def num_equal(first: npt.NDArray[np.integer[Any]], second: npt.NDArray[np.intege
     length = min(len(first), len(second))
     different = first[:length] != second[:length]
     return int(different.argmax()) if different.any() else length
+
+
+class MediaShelf:
+    """Files of images that rollouts show, each held once for all of them.
+
+    Args:
+        is_wanted: Somebody will take them; as long as nobody will, none is held.
+
+    Attributes:
+        nbytes: Of the files.
+    """
+
+    def __init__(self, *, is_wanted: bool = False) -> None:
+        self.is_wanted = is_wanted
+        self.nbytes = 0
+        self._files: dict[str, bytes] = {}
+        self._holders: Counter[str] = Counter()
+
+    def hold(self, images: Iterable[EncodedImage], held: set[str]) -> None:
+        """Hold the files of images for a rollout.
+
+        Args:
+            images: Those of a prompt.
+            held: Digests that the rollout holds; the new ones are added.
+        """
+        if not self.is_wanted:
+            return
+        for image in images:
+            if image.digest in held:
+                continue
+            held.add(image.digest)
+            self._holders[image.digest] += 1
+            if image.digest not in self._files:
+                self._files[image.digest] = image.data
+                self.nbytes += len(image.data)
+
+    def release(self, held: set[str]) -> None:
+        """A rollout is gone; what it held alone goes with it."""
+        for digest in held:
+            self._holders[digest] -= 1
+            if not self._holders[digest]:
+                del self._holders[digest]
+                self.nbytes -= len(self._files.pop(digest))
+
+    def files(self, held: Iterable[str]) -> dict[str, bytes]:
+        """The files that a rollout holds, by digest."""
+        return {digest: self._files[digest] for digest in held}

@@ -4,7 +4,8 @@
 ``GET /ledger``             JSON: ``server_id``, ``rollouts``, ``bytes``, ``max_bytes``, ``evicted``
 ``GET /ledger/{id}``        the rollout's :class:`~gymrl.token_ledger.LedgerFrame`, msgpack; it stays
 ``DELETE /ledger/{id}``     the same, and the server forgets it
-``?images=1``               of either: with the files of the images that the calls showed
+``?images=1``               of the last two: with the files of the images that the calls showed; of
+                            any: such files are kept from now on, which they are not before
 ==========================  =======================================================================
 
 All three also under ``/v1``. A rollout that is not known gives 404 (``ledger_not_found``), one that
@@ -70,8 +71,14 @@ class LedgerRoutes:
         rollout_id = _rollout_id(request)
         return None if rollout_id is None else self._book.open(rollout_id)
 
-    async def _summary(self, _: web.Request) -> web.Response:
+    def _wants_images(self, request: web.Request) -> bool:
+        wants = request.query.get("images") == "1"
+        self._book.shelf.is_wanted |= wants
+        return wants
+
+    async def _summary(self, request: web.Request) -> web.Response:
         book = self._book
+        self._wants_images(request)
         values = {
             "server_id": book.server_id,
             "rollouts": len(book),
@@ -92,9 +99,7 @@ class LedgerRoutes:
 
     def _answer(self, request: web.Request, give: Callable[..., LedgerFrame]) -> web.Response:
         try:
-            frame = give(
-                request.match_info["rollout_id"], with_media=request.query.get("images") == "1"
-            )
+            frame = give(request.match_info["rollout_id"], with_media=self._wants_images(request))
         except LedgerNotFoundError as error:
             return self._missing(404, error, "ledger_not_found")
         except LedgerEvictedError as error:

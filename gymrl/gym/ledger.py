@@ -105,13 +105,15 @@ class LedgerClient:
     async def greet(self) -> None:
         """Learn which process answers at each address, so that a restart shows.
 
+        From then on servers keep the files of images, if it takes them.
+
         Raises:
             ServerError: A server keeps no ledgers.
             GymTransportError: It does not answer.
         """
 
         async def ask(url: str) -> None:
-            answer = await self._pool.get(url)
+            answer = await self._pool.get(f"{url}{self._query}")
             try:
                 greeting = msgspec.json.decode(answer.body, type=_Greeting)
             except msgspec.DecodeError as error:

@@ -15,7 +15,13 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from gymrl.errors import GymrlError, LedgerMismatchError, MediaError, MediaFetchError
+from gymrl.errors import (
+    GymrlError,
+    LedgerLostError,
+    LedgerMismatchError,
+    MediaError,
+    MediaFetchError,
+)
 from gymrl.gym.images import HELD, ImageBins, held_source, read_items
 from gymrl.gym.schema import ABSENT
 from gymrl.media import (
@@ -99,7 +105,8 @@ class RowImages:
             held: Files by digest.
 
         Raises:
-            MediaError: It is refused or broken, or its file did not come.
+            LedgerLostError: Its file did not come.
+            MediaError: It is refused or broken.
             MediaFetchError: It could not be downloaded.
         """
         image = self._loaded.get(source)
@@ -244,8 +251,18 @@ class ImageReader:
         return image
 
     async def load_held(self, source: str, held: Mapping[str, bytes]) -> EncodedImage:
-        """Read an image whose file came with the ledger; as :meth:`load`."""
-        data = held.get(source.removeprefix(HELD), b"")
+        """Read an image whose file came with the ledger; as :meth:`load`.
+
+        Raises:
+            LedgerLostError: It did not come.
+        """
+        data = held.get(source.removeprefix(HELD))
+        if data is None:
+            raise LedgerLostError(
+                f"the ledger came without the file of image {source}: the policy server did not "
+                "know yet that files are wanted",
+                reason="an image is missing",
+            )
         inspect = partial(inspect_image, data, self._config, source=source)
         image = await _run(inspect, len(data))
         if held_source(image.digest) != source:

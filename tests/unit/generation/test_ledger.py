@@ -109,16 +109,37 @@ def test_a_prompt_of_equal_tokens_that_shows_another_image_continues_nothing():
     assert chains_of(ledger) == [((0, 2), 0), ((1,), 0)]
 
 
-def test_files_of_images_count_towards_the_bytes_of_a_ledger_once():
-    ledger = RolloutLedger("r")
-    record(ledger, [1, 2], [3])
-    before = ledger.nbytes
+def test_files_of_images_are_held_once_for_all_rollouts_and_as_long_as_one_is_there():
+    """16 attempts at a prompt show its image; it must not count 16 times towards the limit."""
+    book = LedgerBook()
+    book.shelf.is_wanted = True
     shown = PromptImages(
-        [EncodedImage(b"x" * 5000, "a" * 64, "image/png", 1, 1)], [(3, 5)], [7], PixelCache()
+        [EncodedImage(b"x" * 5000, "a" * 64, "image/png", 1, 1)], [(1, 3)], [7], PixelCache()
     )
-    for _ in range(3):
-        ledger.record(ledger.begin(), [1, 2, 3, 7, 7], sampled([4]), None, shown)
-    assert 5000 < ledger.nbytes - before < 5000 + 3 * (CALL_BYTES + 400)
+    for number in range(16):
+        ledger = book.open(f"r{number}")
+        for _ in range(2):
+            ledger.record(ledger.begin(), [1, 7, 7], sampled([4]), None, shown)
+    without = 16 * (1024 + 2 * (CALL_BYTES + 200))
+    assert 5000 < book.nbytes < 5000 + without
+    for number in range(15):
+        book.take(f"r{number}")
+    assert book.take("r15", with_media=True).media == {"a" * 64: b"x" * 5000}
+    assert book.nbytes == 0
+
+
+def test_files_of_images_are_kept_from_when_somebody_wants_them():
+    """A worker that trains on texts, or has the images from answers, does not pay for them."""
+    book = LedgerBook()
+    early = book.open("early")
+    record_shown(early, [1, 7, 7, 2], [3], a=1)
+    assert book.shelf.nbytes == 0
+    book.shelf.is_wanted = True
+    late = book.open("late")
+    record_shown(late, [1, 7, 7, 2], [3], a=1)
+    frame = book.take("early", with_media=True)
+    assert (len(frame.calls[0].images), frame.media) == (1, {})
+    assert book.take("late", with_media=True).media == {"a" * 64: b"aaa"}
 
 
 def test_a_side_call_that_shares_the_first_prompt_is_a_chain_of_its_own():
