@@ -4,9 +4,10 @@ from gymrl.actors.actor import Actor
 from gymrl.actors.handle import ActorHandle
 from gymrl.actors.node import ActorServer, connect_actor, serve_actor
 from gymrl.actors.options import SpawnOptions
+from gymrl.actors.restarting import RestartPolicy, WorkerHealth
 from gymrl.actors.spawn import spawn
 from gymrl.actors.streams import ActorStream
-from gymrl.actors.supervisor import RestartPolicy, Supervisor, WorkerHealth
+from gymrl.actors.supervisor import Supervisor
 
 __all__ = [
     "Actor",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import functools
-import hashlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Self
@@ -13,14 +11,16 @@ import anyio
 import msgspec
 
 from gymrl.actors.actor import Actor, contract_of
-from gymrl.actors.codec import RoundTrip, ValueEncoder
+from gymrl.actors.codec import RoundTrip
 from gymrl.actors.loading import locate
 from gymrl.actors.options import SpawnOptions
+from gymrl.actors.restarting import RestartPolicy, WorkerHealth
 from gymrl.actors.spawn import spawn
 from gymrl.actors.streams import ActorStream
+from gymrl.actors.suspects import Suspects
 from gymrl.concurrency import OwnedTasks, close_within, gather_bounded, growing_pause
-from gymrl.config import Config, require
-from gymrl.errors import ActorClosedError, ActorDiedError, PoisonError
+from gymrl.config import require
+from gymrl.errors import ActorClosedError, ActorDiedError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,67 +28,6 @@ if TYPE_CHECKING:
     from gymrl.actors.handle import ActorHandle
 
 logger = logging.getLogger(__name__)
-
-_REMEMBERED_DEATHS = 4096
-
-
-class RestartPolicy(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens when workers die.
-
-    Attributes:
-        restarts: Deaths that are answered with a restart; a restarted worker that serves a call
-            gives back what its deaths cost. Several workers dying together cost one.
-        correlation_s: Deaths of different workers within so many seconds are one event.
-        backoff_s: Wait before the second restart in a row of one worker; doubles each time.
-        max_backoff_s: Longest such wait.
-        redispatch: Give a call whose worker died to another worker. False: it fails with
-            :class:`~gymrl.errors.ActorDiedError`, as streams always do.
-        poison_after: A call that was running at so many deaths fails with
-            :class:`~gymrl.errors.PoisonError`. After its first one it runs alone on its worker, so
-            that it cannot take others with it, and others cannot be blamed for it.
-        ping_interval_s: Look after each worker's event loop so often; None: never.
-        ping_timeout_s: A worker that does not answer within this is killed and restarted.
-    """
-
-    restarts: int = 3
-    correlation_s: float = 2.0
-    backoff_s: float = 0.1
-    max_backoff_s: float = 10.0
-    redispatch: bool = True
-    poison_after: int = 2
-    ping_interval_s: float | None = None
-    ping_timeout_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        require(self.restarts >= 0, "restarts", self.restarts, "0 restarts nothing")
-        require(self.poison_after > 0, "poison_after", self.poison_after, "must be positive")
-        require(self.backoff_s >= 0, "backoff_s", self.backoff_s, "must not be negative")
-        require(
-            self.ping_interval_s is None or self.ping_interval_s > 0,
-            "ping_interval_s",
-            self.ping_interval_s,
-            "must be positive, or left out",
-        )
-
-
-class WorkerHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker is.
-
-    Attributes:
-        index: Its place, from 0.
-        pid: Its process; None while it has none.
-        state: ``starting``, ``ready``, ``dead`` (a restart is due) or ``lost`` (none is).
-        in_flight: Calls and streams under way.
-        deaths: How often it has died.
-        responsive: Whether its event loop answered a ping in time.
-    """
-
-    index: int
-    pid: int | None
-    state: str
-    in_flight: int
-    deaths: int
-    responsive: bool
 
 
 class _Worker:
@@ -157,7 +96,7 @@ class Supervisor:
         self._tasks = OwnedTasks(self.name)
         self._budget = self._policy.restarts
         self._incident: tuple[float, set[int]] = (float("-inf"), set())
-        self._suspects: collections.OrderedDict[bytes, int] = collections.OrderedDict()
+        self._suspects = Suspects(self.name, self._policy.poison_after)
         self._one_suspect = anyio.Lock()
         self._changed = anyio.Event()
         self._last_death: Exception | None = None
@@ -171,8 +110,6 @@ class Supervisor:
         except BaseException:
             await self.close()
             raise
-        if self._policy.ping_interval_s is not None:
-            self._watch = self._tasks.start(self._ping_all(self._policy.ping_interval_s), "pings")
         return self
 
     async def __aexit__(
@@ -234,20 +171,6 @@ class Supervisor:
             )
 
         return await gather_bounded(one, self._workers)
-
-    async def _ping_all(self, interval_s: float) -> None:
-        while True:
-            await anyio.sleep(interval_s)
-            for health in await self.health(self._policy.ping_timeout_s):
-                worker = self._workers[health.index]
-                if health.state == "ready" and not health.responsive and worker.handle is not None:
-                    logger.error(
-                        "%s-%d did not answer within %g s (RestartPolicy.ping_timeout_s): killed",
-                        self.name,
-                        worker.index,
-                        self._policy.ping_timeout_s,
-                    )
-                    worker.handle.kill()
 
     # --- deaths ----------------------------------------------------------------------------------
 
@@ -353,9 +276,7 @@ class Supervisor:
         """
         contract = self.contract.method(method, "call")
         bound = contract.bind(args, kwargs, self._codec)
-        alone = False
-        if self._suspects:
-            alone = self._is_suspect(self._key(contract.label, bound), contract.label)
+        alone = bool(self._suspects) and self._suspects.check(contract.label, bound)
         while True:
             if self._closed:
                 raise ActorClosedError(f"{self.name} is closed", actor=self.name)
@@ -366,39 +287,10 @@ class Supervisor:
                 return await self._call_on(worker, method, args, kwargs)
             except _WorkerDied as died:
                 self._last_death = died.error
-                key = self._key(contract.label, bound)
-                self._suspects[key] = self._suspects.get(key, 0) + 1
-                while len(self._suspects) > _REMEMBERED_DEATHS:
-                    self._suspects.popitem(last=False)
-                self._is_suspect(key, contract.label, died.error)
+                self._suspects.add_death(contract.label, bound, died.error)
                 if not self._policy.redispatch:
                     raise died.error from None
                 alone = True
-
-    def _key(self, label: str, bound: msgspec.Struct) -> bytes:
-        payload = bytearray()
-        encoder = ValueEncoder()
-        encoder.encode_into(bound, payload, label)
-        digest = hashlib.blake2b(payload, digest_size=16, person=b"gymrl")
-        for _, array in encoder.arrays:
-            digest.update(array.reshape(-1).view("u1").data if array.size else b"")
-        return digest.digest() + label.encode()
-
-    def _is_suspect(self, key: bytes, label: str, error: Exception | None = None) -> bool:
-        """Whether a call with this payload was running at a death.
-
-        Raises:
-            PoisonError: At too many.
-        """
-        deaths = self._suspects.get(key, 0)
-        if deaths >= self._policy.poison_after:
-            raise PoisonError(
-                f"{label}: this call was running when its worker died, {deaths} times, and is not "
-                f"tried again (RestartPolicy.poison_after); the last death: {error or 'earlier'}",
-                actor=self.name,
-                deaths=deaths,
-            ) from error
-        return deaths > 0
 
     async def _call_alone(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call on a worker that runs nothing else, one such call at a time."""
@@ -424,8 +316,6 @@ class Supervisor:
         except ActorDiedError as error:
             if handle.closed and not self._closed:
                 raise _WorkerDied(error) from None
-            raise
-        except ActorClosedError:
             raise
         self._succeeded(worker)
         return result

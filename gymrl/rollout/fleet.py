@@ -51,7 +51,7 @@ class Fleet:
         generation: The generator's actor class; None:
             :class:`gymrl.generation.service.GenerationService`.
         policy: What happens when processes die; None: `RestartPolicy` with the configuration's
-            `worker_restarts`. Its rules about calls and pings have no meaning here.
+            `worker_restarts`. Its rules about calls have no meaning here.
     """
 
     def __init__(

@@ -142,10 +142,11 @@ async def test_health_tells_who_is_there():
 
 
 async def test_a_worker_whose_loop_hangs_is_killed_and_restarted_when_asked():
-    policy = RestartPolicy(ping_interval_s=0.1, ping_timeout_s=0.3, redispatch=False)
-    async with Supervisor(Mortal, policy=policy) as mortals:
+    policy = RestartPolicy(redispatch=False)
+    options = SpawnOptions(heartbeat_timeout_s=0.5)
+    async with Supervisor(Mortal, policy=policy, options=options) as mortals:
         with anyio.fail_after(20):
-            with pytest.raises(ActorDiedError):
+            with pytest.raises(ActorDiedError, match="heartbeat_timeout_s=0.5 s"):
                 await mortals.call("block", 60)
             assert await mortals.call("exit_on", 1) == 1
 
