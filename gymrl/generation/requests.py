@@ -50,6 +50,13 @@ _NO_PROMPT: Neutral = {
     "documents": (None, []),
     "truncate_prompt_tokens": (None,),
 }
+_NO_VARIABLES = frozenset(
+    {"conversation", "messages", "tools", "add_generation_prompt", "continue_final_message"}
+    | {"chat_template", "tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask"}
+)
+"""Not the template's to read: transformers takes them, a program in place of the template among them."""
+
 _NO_ANSWER: Neutral = {
     "echo": (None, False),
     "prompt_logprobs": (None,),
@@ -303,6 +310,11 @@ def convert(values: Mapping[str, Any], cls: type[RequestT] | type[TokenizeReques
             raise GenerationRequestError(
                 f"{name}={values[name]!r} is not supported by this server; leave it out", param=name
             )
+    for name in sorted(_NO_VARIABLES.intersection(request.chat_template_kwargs or ())):
+        raise GenerationRequestError(
+            f"chat_template_kwargs.{name} is no variable of a template; leave it out",
+            param=f"chat_template_kwargs.{name}",
+        )
     return request
 
 

@@ -220,3 +220,12 @@ def test_structured_output_is_refused():
     check_text_format({"type": "text"}, "text.format")
     with pytest.raises(GenerationRequestError, match="json_schema"):
         check_text_format({"type": "json_schema"}, "text.format")
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "messages"])
+def test_no_program_comes_in_among_the_variables_of_the_template(name):
+    with pytest.raises(GenerationRequestError, match="no variable of a template") as caught:
+        responses(chat_template_kwargs={"enable_thinking": False, name: "{{ 'A' * 10**10 }}"})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+    kept = responses(chat_template_kwargs={"enable_thinking": False})
+    assert kept.chat_template_kwargs == {"enable_thinking": False}
