@@ -269,7 +269,7 @@ def report(  # noqa: PLR0913 - one parameter an option
 
     Example: gymrl eval report runs/first runs/second --plots pictures
     """
-    from gymrl.cli.evaluation import ReportOptions, report_command
+    from gymrl.cli.eval_report import ReportOptions, report_command
 
     options = ReportOptions(
         form=form,

@@ -1,4 +1,4 @@
-"""``gymrl eval plan``, ``run`` and ``report``: options to calls of :mod:`gymrl.evaluation`."""
+"""``gymrl eval plan`` and ``run``: options to calls of :mod:`gymrl.evaluation`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gymrl.cli import interrupt
 from gymrl.cli.consoles import configure_logging, error_console, output_console
 from gymrl.cli.discovery import served_model_name
 from gymrl.cli.eval_progress import EvaluationDisplay
-from gymrl.cli.eval_tables import print_comparison, print_report
+from gymrl.cli.eval_tables import print_report
 from gymrl.cli.progress import make_display
 from gymrl.errors import ConfigError
 from gymrl.evaluation import (
@@ -24,14 +24,10 @@ from gymrl.evaluation import (
     PolicySettings,
     RunOptions,
     SamplingSettings,
-    compare,
     plan_evaluation,
-    read_evaluation,
-    report_evaluation,
     run_evaluation,
 )
 from gymrl.evaluation.journal import METRICS_FILE, PLAN_FILE, read_plan, write_whole
-from gymrl.evaluation.markdown import comparison_markdown, report_markdown
 
 if TYPE_CHECKING:
     from gymrl.cli.progress import Display
@@ -349,75 +345,3 @@ def run_command(
         return interrupted.exit_code
     finally:
         display.close()
-
-
-class ReportOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """How a report is given out."""
-
-    form: str = "table"
-    output: Path | None = None
-    plots: Path | None = None
-    pass_reward: float = 1.0
-    confidence: float = 0.95
-    common: bool = False
-
-
-def report_command(directories: tuple[Path, ...], options: ReportOptions) -> int:
-    """Report on one directory, or compare two."""
-    configure_logging(error_console(), verbose=False)
-    if len(directories) not in (1, 2):
-        raise ConfigError("name one directory, or two to compare", setting="DIRECTORY")
-    if not 0 < options.confidence < 1:
-        raise ConfigError(
-            f"--confidence {options.confidence}: must be between 0 and 1", setting="--confidence"
-        )
-    evaluations = [read_evaluation(directory) for directory in directories]
-    if len(evaluations) == 1:
-        report = report_evaluation(
-            evaluations[0], pass_reward=options.pass_reward, confidence=options.confidence
-        )
-        texts = {"json": report.to_json, "markdown": lambda: report_markdown(report)}
-        if not _written(texts, options):
-            print_report(output_console(), report)
-    else:
-        comparison = compare(
-            *evaluations, common_only=options.common, confidence=options.confidence
-        )
-        texts = {"json": comparison.to_json, "markdown": lambda: comparison_markdown(comparison)}
-        if not _written(texts, options):
-            print_comparison(output_console(), comparison)
-    if options.plots is not None:
-        _plot(evaluations, options)
-    return 0
-
-
-def _written(texts: dict[str, Any], options: ReportOptions) -> bool:
-    """Write or print the form that was asked for; False where that is the table."""
-    if options.form == "table":
-        if options.output is not None:
-            raise ConfigError(
-                "--output takes a report as json or markdown: add --format", setting="--output"
-            )
-        return False
-    text = texts[options.form]()
-    if options.output is None:
-        typer.echo(text, nl=False)
-    else:
-        write_whole(options.output, text.encode())
-    return True
-
-
-def _plot(evaluations: list[Any], options: ReportOptions) -> None:
-    from gymrl.evaluation.plots import plot_comparison, plot_evaluation
-
-    folder = options.plots
-    assert folder is not None
-    if len(evaluations) == 1:
-        written = plot_evaluation(evaluations[0], folder)
-    else:
-        comparison = compare(
-            *evaluations, common_only=options.common, confidence=options.confidence
-        )
-        written = plot_comparison(comparison, folder)
-    for path in written:
-        typer.echo(f"{path} written", err=True)

@@ -15,6 +15,8 @@ from gymrl.evaluation.report import report_evaluation
 from gymrl.evaluation.statistics import mean_of, reward_histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gymrl.evaluation.comparison import Comparison
     from gymrl.evaluation.reading import Evaluation
     from gymrl.evaluation.report import EvaluationReport, PassEstimate
@@ -24,7 +26,9 @@ _DPI = 120
 _INK, _BLUE, _GREEN, _RED = "#333333", "#3465a4", "#4e9a06", "#cc0000"
 
 
-def plot_evaluation(evaluation: Evaluation, directory: str | Path) -> list[Path]:
+def plot_evaluation(
+    evaluation: Evaluation, directory: str | Path, report: EvaluationReport | None = None
+) -> list[Path]:
     """For each benchmark the distribution of its rewards and its pass@k curve.
 
     Files are ``<benchmark>-rewards.png`` and ``<benchmark>-pass-at-k.png``; those that are there
@@ -33,15 +37,16 @@ def plot_evaluation(evaluation: Evaluation, directory: str | Path) -> list[Path]
     Args:
         evaluation: As read.
         directory: Made where it is missing.
+        report: Of the evaluation: what passes, and how sure its intervals are; None: the default one.
 
     Raises:
         ConfigError: matplotlib is not installed.
         OutputError: A file cannot be written.
     """
     folder = _folder(directory)
-    report = report_evaluation(evaluation)
+    report = report or report_evaluation(evaluation)
     written = []
-    for label in report.benchmarks:
+    for label, name in _file_names(report.benchmarks).items():
         rewards = [
             reward
             for task in evaluation.tasks
@@ -49,7 +54,6 @@ def plot_evaluation(evaluation: Evaluation, directory: str | Path) -> list[Path]
             for reward in task.rewards
         ]
         if rewards:
-            name = _file_name(label)
             written.append(_rewards(label, rewards, folder / f"{name}-rewards.png"))
             written.append(_pass_curve(label, report, folder / f"{name}-pass-at-k.png"))
     return written
@@ -70,7 +74,8 @@ def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]
     """
     folder = _folder(directory)
     written = []
-    for label, benchmark in comparison.benchmarks.items():
+    for label, name in _file_names(comparison.benchmarks).items():
+        benchmark = comparison.benchmarks[label]
         differences = [task.difference for task in benchmark.tasks]
         if not differences:
             continue
@@ -89,7 +94,7 @@ def plot_comparison(comparison: Comparison, directory: str | Path) -> list[Path]
             xlabel="tasks, sorted",
             ylabel="mean reward, B - A",
         )
-        written.append(_saved(figure, folder / f"{_file_name(label)}-differences.png"))
+        written.append(_saved(figure, folder / f"{name}-differences.png"))
     return written
 
 
@@ -171,5 +176,14 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _file_name(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", label)
+def _file_names(labels: Iterable[str]) -> dict[str, str]:
+    """A name for the files of each label; where two would get one, a number tells them apart."""
+    names: dict[str, str] = {}
+    for label in labels:
+        name = plain = re.sub(r"[^A-Za-z0-9._-]+", "_", label)
+        number = 1
+        while name in names.values():
+            number += 1
+            name = f"{plain}-{number}"
+        names[label] = name
+    return names
