@@ -1,8 +1,9 @@
 """Actors: classes that run in worker processes and are called with messages."""
 
 from gymrl.actors.actor import Actor
+from gymrl.actors.connecting import connect_actor
 from gymrl.actors.handle import ActorHandle
-from gymrl.actors.node import ActorServer, connect_actor, serve_actor
+from gymrl.actors.node import ActorServer, serve_actor
 from gymrl.actors.options import SpawnOptions
 from gymrl.actors.restarting import RestartPolicy, WorkerHealth
 from gymrl.actors.spawn import spawn
