@@ -10,6 +10,7 @@ are finished or cancelled. Rows end at the same column, so that a step appends o
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -34,6 +35,13 @@ MAX_PREFILL_TOKENS = 4096
 """Padded prompt tokens that one forward pass may prefill; a single longer prompt goes alone."""
 
 Detokenize = Callable[[Sequence[int]], str]
+
+
+def cache_argument(model: Any) -> str:
+    """What the model's forward pass calls its key-value cache: transformers renames it in 5.x."""
+    # Of its class: what was put in front of one model's method tells nothing.
+    names = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
 
 
 class Request:
@@ -179,6 +187,7 @@ class DecodeBatch:
         self.version = version
         self._capture = capture
         self._model = model
+        self._cache_argument = cache_argument(model)
         self._mode: LogprobsMode = mode
         self._device: torch.device = model.device
         self._cache: Any = None
@@ -279,7 +288,7 @@ class DecodeBatch:
             ),
             attention_mask=self._mask([length + 1 for length in self._lengths], width),
             position_ids=torch.tensor(positions, device=self._device),
-            past_key_values=self._cache,
+            cache=self._cache,
         )
         if routes is not None:
             for request, row in zip(self.requests, routes, strict=True):
@@ -287,8 +296,9 @@ class DecodeBatch:
         self._lengths = [length + 1 for length in self._lengths]
         self._keep(self._take_tokens(self.requests, outputs.logits[:, -1]))
 
-    def _forward(self, **inputs: Any) -> tuple[Any, RoutesArray | None]:
+    def _forward(self, *, cache: Any, **inputs: Any) -> tuple[Any, RoutesArray | None]:
         """The model's outputs, and ``[B, T, L, K]`` where routes are captured."""
+        inputs[self._cache_argument] = cache
         if self._capture is None:
             return self._model(**inputs, use_cache=True, logits_to_keep=1), None
         with self._capture.forward() as found:
@@ -309,7 +319,7 @@ class DecodeBatch:
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=(mask.cumsum(-1) - 1).clamp_(min=0),
-            past_key_values=cache,
+            cache=cache,
         )
         return cache, outputs.logits[:, -1], routes
 
@@ -325,7 +335,7 @@ class DecodeBatch:
         outputs, routes = self._forward(
             input_ids=input_ids,
             attention_mask=torch.ones_like(input_ids),
-            past_key_values=cache,
+            cache=cache,
             **inputs,
         )
         offsets = getattr(outputs, "rope_deltas", None)

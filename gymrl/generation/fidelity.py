@@ -25,6 +25,7 @@ from transformers import DynamicCache
 
 from gymrl.config import LogprobsMode, SamplingParams
 from gymrl.errors import BadLogprobsError
+from gymrl.generation.decoding import cache_argument
 from gymrl.generation.sampling import sampled_logprob
 from gymrl.types import Float32Array, Int32Array
 
@@ -233,14 +234,14 @@ def _run(
         mask[row, : len(sequence.mask)] = sequence.mask
     # The logits of column t are about the token of column t + 1. The last column predicts nothing.
     inputs = torch.from_numpy(token_ids).to(model.device)
-    cache = DynamicCache()
+    cache, cached_as = DynamicCache(), cache_argument(model)
     for start in range(0, width - 1, piece):
         end = min(start + piece, width - 1)
         columns = np.flatnonzero(mask[:, start + 1 : end + 1].any(axis=0))
         # Padding comes last, so causal attention never sees it and no mask is needed.
         outputs = model(
             input_ids=inputs[:, start:end],
-            past_key_values=cache,
+            **{cached_as: cache},
             use_cache=True,
             logits_to_keep=torch.from_numpy(columns).to(model.device) if columns.size else 1,
         )
