@@ -17,6 +17,7 @@ copy that travels:
 from __future__ import annotations
 
 import hashlib
+import secrets
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +218,9 @@ def prepare_rows(
         group, place = divmod(index, sizes.identity_size)
         task_index = _own_index(row, "_ng_task_index", index, default=group)
         rollout_index = _own_index(row, "_ng_rollout_index", index, default=place)
-        rollout_id = f"{run}-{task_index}-{rollout_index}-{index}"
+        # Agents are told their own; whoever knew another's could call, read and forget in its name.
+        unguessable = secrets.token_hex(8)
+        rollout_id = f"{run}-{task_index}-{rollout_index}-{index}-{unguessable}"
         row_seed = None if seed is None else sampling_seed(seed, task_index, rollout_index)
         body = {
             **row,

@@ -132,6 +132,13 @@ def test_rollout_ids_are_unique_within_and_across_preparations():
     assert len(set(ids)) == 16
 
 
+def test_an_agent_cannot_tell_the_ids_of_other_rollouts_from_its_own():
+    rows = prepare_rows([dataset_row()] * 4, SamplingParams(), GroupSizes(group=4))
+    ends = {row.rollout_id.rpartition("-")[2] for row in rows}
+    assert len(ends) == 4
+    assert {len(end) for end in ends} == {16}
+
+
 def test_rollout_ids_fit_the_pattern_and_are_in_the_body():
     (row,) = prepare_rows([dataset_row()], SamplingParams(), GroupSizes(group=1))
     retried = next_attempt(row, 1)
