@@ -15,14 +15,12 @@ from gymrl.actors import messages
 from gymrl.actors.codec import ValueDecoder
 from gymrl.actors.frames import (
     HEADER,
-    LARGE_BYTES,
     MAGIC,
     SEGMENT,
     FrameReader,
     FrameWriter,
-    LargeBytes,
-    splice,
 )
+from gymrl.actors.large_bytes import LARGE_BYTES, LargeBytes, splice
 from gymrl.errors import EncodeError, FrameTooLargeError, ProtocolError, TornFrameError
 
 LIMIT = 1 << 22

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gymrl.actors import messages
 from gymrl.actors.codec import ARRAY_CODE, ValueDecoder
-from gymrl.actors.frames import LARGE_BYTES, FrameReader, FrameWriter
+from gymrl.actors.frames import FrameReader, FrameWriter
+from gymrl.actors.large_bytes import LARGE_BYTES
 from gymrl.errors import EncodeError, ProtocolError
 
 LIMIT = 1 << 26
