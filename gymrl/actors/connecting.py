@@ -90,7 +90,13 @@ class NodeHandle(ActorHandle):
         return await self._caller.ping(seconds)
 
     async def open(self, secret: bytes) -> None:
-        """Connect, prove and be proved to, and say which class is meant."""
+        """Connect, prove and be proved to, and say which class is meant.
+
+        When this fails, or is cancelled, the connection is closed.
+
+        Raises:
+            Exception: What :func:`connect_actor` says of entering.
+        """
         check_secret(secret)
         host, port = self._address
         seconds = self._options.handshake_timeout_s

@@ -74,7 +74,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """``http://host:port`` once it listens."""
+        """``http://host:port`` once it listens; a `RuntimeError` before."""
         if self._address is None:
             raise RuntimeError("this server does not listen yet")
         host, port = self._address

@@ -111,7 +111,11 @@ def without_secrets(value: Any) -> Any:
 
 
 def split_address(url: str) -> tuple[str, int]:
-    """Host and port of a URL."""
+    """Host and port of a URL.
+
+    Raises:
+        ConfigError: It is no http or https URL.
+    """
     found = re.match(r"(https?)://(?:\[([^\]]+)\]|([^:/]+))(?::(\d+))?", url)
     if found is None:
         raise ConfigError(f"{url!r} is no URL of a server", setting="base_urls")

@@ -296,7 +296,11 @@ class ImageReader:
             await anyio.to_thread.run_sync(check, limiter=self._processing)
 
     def check_count(self, count: int) -> None:
-        """Refuse more images than a row may have."""
+        """Refuse more images than a row may have.
+
+        Raises:
+            MediaError: `count` is above `max_images_per_row`.
+        """
         limit = self._config.max_images_per_row
         if count > limit:
             raise MediaError(
