@@ -39,9 +39,12 @@ Detokenize = Callable[[Sequence[int]], str]
 
 def cache_argument(model: Any) -> str:
     """What the model's forward pass calls its key-value cache: transformers renames it in 5.x."""
-    # Of its class: what was put in front of one model's method tells nothing.
-    names = inspect.signature(type(model).forward).parameters
-    return "cache" if "cache" in names else "past_key_values"
+    # What wraps a model hands on what it is given, and tells no names.
+    for module in model.modules():
+        names = inspect.signature(type(module).forward).parameters
+        if "cache" in names or "past_key_values" in names:
+            return "cache" if "cache" in names else "past_key_values"
+    return "past_key_values"
 
 
 class Request:
