@@ -72,6 +72,7 @@ class SamplingParams(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.max_tokens,
             "must be positive, or left out",
         )
+        require(all(self.stop), "stop", self.stop, "an empty text would end every call at once")
 
 
 class MediaConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,6 +153,19 @@ def _require_variable(setting: str, name: str | None) -> None:
         )
 
 
+_URL = re.compile(r"https?://[^/\s]+(/\S*)?", re.IGNORECASE)
+
+
+def _require_urls(setting: str, urls: tuple[str, ...]) -> None:
+    for url in urls:
+        require(
+            _URL.fullmatch(url) is not None,
+            setting,
+            url,
+            "is no address of a server; write it with http:// or https:// and a host",
+        )
+
+
 RoutesDtype = Literal["int8", "int16", "int32"]
 
 
@@ -195,6 +209,7 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _require_variable("vllm.api_key_env", self.api_key_env)
+        _require_urls("vllm.base_urls", self.base_urls)
         require(self.rank >= 0, "vllm.rank", self.rank, "must be 0 or more")
         require(
             self.tensor_parallel_size > 0,
@@ -308,6 +323,12 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
             self.max_model_len,
             "must be positive, or left out",
         )
+        require(
+            self.num_threads is None or self.num_threads > 0,
+            "num_threads",
+            self.num_threads,
+            "must be positive, or left out",
+        )
         require(0 <= self.port < 65536, "port", self.port, "must be a port, or 0 for a free one")
 
 
@@ -407,6 +428,8 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "give either servers to start or the registry of servers that run, not both",
         )
         _require_variable("gym.api_key_env", self.api_key_env)
+        _require_urls("gym.base_urls", self.base_urls)
+        _require_urls("gym.registry_url", (self.registry_url,) if self.registry_url else ())
         require(
             not (self.require_routed_experts and self.on_broken_prefix == "truncate"),
             "on_broken_prefix",
@@ -422,6 +445,12 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         require(self.row_timeout_s > 0, "row_timeout_s", self.row_timeout_s, "must be positive")
         require(
             self.spinup_timeout_s > 0, "spinup_timeout_s", self.spinup_timeout_s, "must be positive"
+        )
+        require(
+            self.max_connections >= 0,
+            "max_connections",
+            self.max_connections,
+            "must be 0, for no limit, or more",
         )
         low, high = self.port_range_low, self.port_range_high
         require(

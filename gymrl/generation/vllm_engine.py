@@ -360,22 +360,25 @@ def engine_sampling(
     """VLLM's parameters for one call.
 
     Raises:
-        GenerationRequestError: A temperature that vLLM would change.
+        GenerationRequestError: A temperature that vLLM would change, or a value that it refuses.
     """
     check_temperature(sampling)
-    return VllmSamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k or 0,
-        max_tokens=budget,
-        # -1 means "none" to vLLM.
-        seed=None if sampling.seed is None else sampling.seed % (1 << 63),
-        stop=list(sampling.stop) or None,
-        stop_token_ids=stop_token_ids(sampling, end_ids),
-        ignore_eos=sampling.ignore_eos,
-        logprobs=0,
-        detokenize=bool(sampling.stop),
-        skip_special_tokens=False,
-        include_stop_str_in_output=True,
-        output_kind=RequestOutputKind.DELTA if in_parts else RequestOutputKind.FINAL_ONLY,
-    )
+    try:
+        return VllmSamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            max_tokens=budget,
+            # -1 means "none" to vLLM.
+            seed=None if sampling.seed is None else sampling.seed % (1 << 63),
+            stop=list(sampling.stop) or None,
+            stop_token_ids=stop_token_ids(sampling, end_ids),
+            ignore_eos=sampling.ignore_eos,
+            logprobs=0,
+            detokenize=bool(sampling.stop),
+            skip_special_tokens=False,
+            include_stop_str_in_output=True,
+            output_kind=RequestOutputKind.DELTA if in_parts else RequestOutputKind.FINAL_ONLY,
+        )
+    except VLLMClientError as error:
+        raise GenerationRequestError(f"vLLM refuses the request: {error}") from error

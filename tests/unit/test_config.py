@@ -8,15 +8,58 @@ from gymrl.config import (
     GymConfig,
     RolloutConfig,
     SamplingParams,
+    VllmConfig,
     load,
     read_mapping,
 )
 from gymrl.errors import ConfigError
+from gymrl.settings import parse_yaml
 
 
 def test_an_unknown_key_is_refused_with_its_path():
-    with pytest.raises(ConfigError, match=r"unknown field `row_timeout` - at `\$.gym`"):
+    with pytest.raises(ConfigError) as caught:
         RolloutConfig.from_dict({"gym": {"row_timeout": 3}, "generation": {"model": "m"}})
+    assert str(caught.value) == (
+        "gym.row_timeout: there is no such setting; did you mean 'row_timeout_s'?"
+    )
+    assert caught.value.setting == "gym.row_timeout"
+
+
+def test_an_unknown_key_like_no_other_is_told_what_there_is():
+    with pytest.raises(
+        ConfigError, match=r"shards\[\.\.\.\]\.gpu: .*; there are: replicas, servers"
+    ):
+        RolloutConfig.from_dict({"gym": {}, "shards": {"a": {"gpu": 1}}})
+
+
+@pytest.mark.parametrize(
+    ("gym", "said"),
+    [
+        ({"row_timeout_s": -3}, "gym.row_timeout_s=-3.0: must be positive"),
+        ({"media": {"max_redirects": -1}}, "gym.media.max_redirects=-1: must be 0 or more"),
+        ({"base_urls": ["localhost:8000"]}, "gym.base_urls='localhost:8000': is no address"),
+    ],
+)
+def test_a_value_of_a_block_is_refused_with_the_place_of_the_block(gym, said):
+    with pytest.raises(ConfigError) as caught:
+        RolloutConfig.from_dict({"gym": gym})
+    assert str(caught.value).startswith(said)
+    assert caught.value.setting == said.partition("=")[0]
+
+
+@pytest.mark.parametrize(
+    ("cls", "setting", "value"),
+    [
+        (GymConfig, "max_connections", -1),
+        (GymConfig, "registry_url", "127.0.0.1:11000"),
+        (GenerationConfig, "num_threads", -1),
+        (VllmConfig, "base_urls", ["node1:8000"]),
+    ],
+)
+def test_what_would_only_fail_in_a_worker_is_refused_when_it_is_built(cls, setting, value):
+    needed = {"model": "m"} if cls is GenerationConfig else {}
+    with pytest.raises(ConfigError, match=setting):
+        cls(**needed, **{setting: value})
 
 
 def test_a_value_out_of_range_names_the_setting_the_value_and_the_remedy():
@@ -35,6 +78,11 @@ def test_a_temperature_that_is_no_temperature_is_refused(temperature):
 def test_a_wrong_type_is_refused_and_not_converted():
     with pytest.raises(ConfigError, match="Expected `int"):
         SamplingParams.from_dict({"max_tokens": "12"})
+
+
+def test_a_stop_text_that_is_empty_is_refused():
+    with pytest.raises(ConfigError, match="would end every call at once"):
+        SamplingParams(stop=("END", ""))
 
 
 def test_settings_survive_the_way_through_plain_data():
@@ -101,6 +149,40 @@ def test_a_missing_file_and_a_file_that_does_not_parse_are_configuration_errors(
     listing.write_text("- 1\n")
     with pytest.raises(ConfigError, match="a mapping is needed"):
         read_mapping(listing)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-5", 1e-5), ("-1E+4", -1e4), ("1.0e-5", 1e-5), (".5e1", 5.0), ("3", 3), ("e5", "e5")],
+)
+def test_numbers_in_yaml_are_written_as_everywhere(text, value):
+    assert parse_yaml(text) == value
+    assert type(parse_yaml(text)) is type(value)
+
+
+def test_a_key_that_is_given_twice_is_refused(tmp_path):
+    file = tmp_path / "twice.yaml"
+    file.write_text("seed: 1\ngym: {}\nseed: 2\n")
+    with pytest.raises(ConfigError, match=r"twice\.yaml does not parse: key 'seed' is given twice"):
+        read_mapping(file)
+
+
+def test_a_mapping_that_takes_another_over_may_change_its_keys():
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n"
+    assert parse_yaml(text)["b"] == {"x": 1, "y": 3}
+
+
+def test_a_file_that_is_no_text_does_not_parse(tmp_path):
+    file = tmp_path / "picture.yaml"
+    file.write_bytes(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"picture\.yaml does not parse: 'utf-8' codec"):
+        read_mapping(file)
+
+
+def test_json_may_be_indented_by_tabs(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text('{\n\t"a": {\n\t\t"b": 1e-3}}\n')
+    assert read_mapping(file) == {"a": {"b": 1e-3}}
 
 
 def test_an_empty_file_is_an_empty_mapping(tmp_path):

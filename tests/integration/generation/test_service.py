@@ -4,7 +4,13 @@ from safetensors.torch import load_file
 
 from gymrl.actors import spawn
 from gymrl.config import GenerationConfig
-from gymrl.errors import ActorStartError, ConfigError, ServerStartError, WeightUpdateError
+from gymrl.errors import (
+    ActorStartError,
+    ConfigError,
+    GenerationError,
+    ServerStartError,
+    WeightUpdateError,
+)
 from gymrl.generation.service import GenerationEndpoint, GenerationService
 from gymrl.generation.weights import DirectoryWeights, TensorWeights
 from gymrl.testing import build_tiny_model
@@ -54,6 +60,28 @@ async def test_a_model_that_is_not_there_fails_the_set_up_by_name(tmp_path, in_p
     with pytest.raises(ActorStartError, match="no such directory") as caught:
         await spawn(GenerationService, in_process=in_process, config=config)
     assert isinstance(caught.value.__cause__, ConfigError)
+
+
+async def test_a_deferred_model_that_can_not_be_loaded_is_nobodys_mistake_and_says_why(tmp_path):
+    directory = build_tiny_model(tmp_path / "model")
+    (directory / "model.safetensors").unlink()
+    config = GenerationConfig(model=str(directory), defer_loading=True)
+    async with spawn(GenerationService, in_process=True, config=config) as service:
+        endpoint = await service.call("start")
+        with pytest.raises(ConfigError, match=r"no file named model\.safetensors"):
+            await service.call("wait_ready")
+        with pytest.raises(GenerationError, match=r"does not serve: the model could not be loaded"):
+            await service.call("health_check")
+        root = endpoint.base_url.removesuffix("/v1")
+        async with aiohttp.ClientSession() as session:
+            asked = [
+                session.get(root + "/health"),
+                session.post(endpoint.base_url + "/responses", json={"input": "hello"}),
+            ]
+            for asking in asked:
+                async with asking as answer:
+                    assert answer.status == 503
+                    assert "no file named model.safetensors" in await answer.text()
 
 
 async def test_a_port_that_is_taken_is_named(tiny_directory):

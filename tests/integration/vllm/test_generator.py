@@ -116,6 +116,11 @@ async def test_a_temperature_that_vllm_would_raise_is_refused(generator):
         await generator.generate(PROMPT, SamplingParams(temperature=0.001))
 
 
+async def test_what_vllm_refuses_to_sample_with_is_the_requests_mistake(generator):
+    with pytest.raises(GenerationRequestError, match=r"temperature must be in \[0, 2\]"):
+        await generator.generate(PROMPT, SamplingParams(temperature=100.0))
+
+
 async def test_a_stop_token_ends_the_call_and_is_kept(generator):
     free = await generator.generate(PROMPT, SamplingParams(max_tokens=8, seed=3, ignore_eos=True))
     stop = free.token_ids[4]
