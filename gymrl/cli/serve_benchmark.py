@@ -37,6 +37,7 @@ class ServeBenchmarkOptions(msgspec.Struct, frozen=True, kw_only=True):
         params: ``key=value``; a dotted key is a path into the configuration.
         registry_port: Of the registry; None: a free one.
         gym_python: The interpreter that has NeMo Gym.
+        roots: Searched for benchmarks before all others.
         work_dir: For the servers' logs.
     """
 
@@ -49,6 +50,7 @@ class ServeBenchmarkOptions(msgspec.Struct, frozen=True, kw_only=True):
     params: tuple[str, ...] = ()
     registry_port: int | None = None
     gym_python: str | None = None
+    roots: tuple[Path, ...] = ()
     work_dir: Path | None = None
 
 
@@ -92,6 +94,7 @@ async def serve(options: ServeBenchmarkOptions) -> None:
             options.model_type,
             overrides_of(options, base_urls),
             options.registry_port,
+            roots=options.roots,
             gym_python=options.gym_python,
             work_dir=options.work_dir,
         )

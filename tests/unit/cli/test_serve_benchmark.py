@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from gymrl.cli.app import app
+from gymrl.cli.app import app, run_app
 from gymrl.cli.serve_benchmark import ServeBenchmarkOptions, overrides_of
 from gymrl.errors import ConfigError
 
@@ -59,3 +59,8 @@ def test_what_is_served_must_be_said_and_who_samples(arguments, message):
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, ConfigError)
     assert message in error.message
+
+
+def test_options_of_a_benchmark_without_one_are_refused(capsys):
+    assert run_app(["serve", "--model", "smollm2", "--registry-port", "11000"]) == 2
+    assert "name it (--benchmark)" in capsys.readouterr().err
