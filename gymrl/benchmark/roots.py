@@ -2,8 +2,9 @@
 
 A root is a folder in NeMo Gym's layout: ``<root>/benchmarks/NAME/config.yaml`` is the benchmark
 ``NAME`` and ``<root>/benchmarks/NAME/FLAVOR.yaml`` is ``NAME/FLAVOR``. Earlier roots win. A folder
-may hold a family instead of single flavors: its ``_flavor.yaml`` is the configuration of every
-flavor that the function named in its ``_flavors_from`` knows, and ``${flavor}`` is which.
+of gymrl's own may hold a family instead of single flavors: its ``_flavor.yaml`` is the configuration of
+every flavor that the function named in its ``_flavors_from`` knows, and ``${flavor}`` is which. In other
+roots such a file is none: looking for a name, or listing all, runs nothing that lies there.
 """
 
 from __future__ import annotations
@@ -162,12 +163,16 @@ def _in_root(name: str, parts: list[str], root: SearchRoot) -> BenchmarkSource |
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None and len(parts) > 1:
         family = folder.joinpath(*parts[:-1], FAMILY_FILE)
-        if family.is_file() and parts[-1] in _flavors(family):
+        if _is_family(family) and parts[-1] in _flavors(family):
             file, presets = family, {"flavor": parts[-1]}
     if file is None:
         return None
     relative = file.relative_to(root.path).as_posix()
     return BenchmarkSource(name=name, file=file, config_path=relative, presets=presets)
+
+
+def _is_family(file: Path) -> bool:
+    return file.is_relative_to(_own_folder() / _SHIPPED) and file.is_file()
 
 
 def _flavors(family: Path) -> tuple[str, ...]:
@@ -200,6 +205,8 @@ def _names_in(folder: Path) -> Iterator[str]:
         if len(_DECLARATION.findall(text)) != 1:
             continue
         place = file.parent.relative_to(folder).as_posix()
+        if file.name == FAMILY_FILE and not _is_family(file):
+            continue
         if file.name == FAMILY_FILE:
             yield from (f"{place}/{flavor}" for flavor in _flavors(file))
         elif file.name == "config.yaml":

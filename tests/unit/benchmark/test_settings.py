@@ -196,3 +196,16 @@ def test_a_family_knows_its_flavors():
 def test_a_search_root_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is no folder"):
         search_roots([tmp_path / "gone"])
+
+
+def test_looking_for_a_name_runs_nothing_that_lies_in_a_root(tmp_path, monkeypatch):
+    family = tmp_path / "benchmarks/x/_flavor.yaml"
+    family.parent.mkdir(parents=True)
+    family.write_text("_flavors_from: planted_flavors:run\ndatasets:\n- type: benchmark\n")
+    (tmp_path / "planted_flavors.py").write_text("raise SystemExit('it was run')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    roots = search_roots([tmp_path])
+    for name in ("x/a", "x", "nothing-of-this-name"):
+        with pytest.raises(ConfigError, match="no benchmark is called"):
+            find_benchmark(name, roots)
+    assert find_benchmark("reasoning_gym/chain_sum", roots).presets == {"flavor": "chain_sum"}
