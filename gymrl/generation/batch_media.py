@@ -144,4 +144,5 @@ async def located_images(
             return locate(sample)
         return await anyio.to_thread.run_sync(locate, sample)
 
-    return await gather_bounded(one, range(len(prompts)))
+    # One at a time: a format lets no more in, and threads that wait for it are missing elsewhere.
+    return await gather_bounded(one, range(len(prompts)), 1)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import anyio.to_thread
 import msgspec
 
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import ConfigError, GenerationRequestError, MediaError, MediaFetchError
-from gymrl.generation.images import ConversationImage, ImageFormat
+from gymrl.generation.images import ConversationImage, ImageFormat, RegionReader
 from gymrl.media import EncodedImage, is_allowed_source, load_image
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ class RequestImageReader:
         refusal: str = "this server's model reads text only",
     ) -> None:
         self.format = format
+        self._regions = None if format is None else RegionReader(format)
         self.media = media
         self.refusal = refusal
 
@@ -70,11 +70,11 @@ class RequestImageReader:
         ]
         if not found:
             return conversation
-        image_format = self._checked(len(found), found[0][1]["where"])
+        regions = self._checked(len(found), found[0][1]["where"])
 
         async def read_one(item: tuple[int, dict[str, Any]]) -> ConversationImage:
             place, part = item
-            encoded, region = await self._read(image_format, part["source"], part["where"])
+            encoded, region = await self._read(regions, part["source"], part["where"])
             return ConversationImage(place, encoded, region)
 
         images = await gather_bounded(read_one, found, MAX_LOADS)
@@ -90,8 +90,8 @@ class RequestImageReader:
         part = {"type": "image", "source": content, "where": f"message {place}"}
         return {**message, "content": [part]}
 
-    def _checked(self, num_images: int, where: str) -> ImageFormat:
-        if self.format is None:
+    def _checked(self, num_images: int, where: str) -> RegionReader:
+        if self._regions is None:
             raise GenerationRequestError(f"{where}: {self.refusal}", param=where)
         limit = self.media.max_images_per_row
         if num_images > limit:
@@ -100,16 +100,14 @@ class RequestImageReader:
                 f"media.max_images_per_row={limit}",
                 param=where,
             )
-        return self.format
+        return self._regions
 
     async def _read(
-        self, image_format: ImageFormat, source: str, where: str
+        self, regions: RegionReader, source: str, where: str
     ) -> tuple[EncodedImage, tuple[int, ...]]:
         try:
             encoded = await load_image(source, self.media)
-            region = image_format.known_region(encoded)
-            if region is None:
-                region = await anyio.to_thread.run_sync(image_format.region, encoded)
+            region = await regions.region(encoded)
         except MediaFetchError as error:
             raise MediaFetchError(f"{where}: {error}", source=error.source) from error
         except MediaError as error:

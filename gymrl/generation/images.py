@@ -19,6 +19,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import anyio
+import anyio.to_thread
 import msgspec
 
 from gymrl.errors import ConfigError, MediaError
@@ -284,6 +286,28 @@ class ImageFormat:
             )
         encoded = [image.encoded for image in images]
         return PromptImages(encoded, spans, self.placeholder, self.pixels)
+
+
+class RegionReader:
+    """Regions of images without holding the event loop. Belongs to one loop.
+
+    One image is worked on at a time, in one thread: a format lets no more in, and threads that wait
+    for it would be missing elsewhere.
+
+    Args:
+        format: Of the model.
+    """
+
+    def __init__(self, format: ImageFormat) -> None:
+        self._format = format
+        self._limiter = anyio.CapacityLimiter(1)
+
+    async def region(self, encoded: EncodedImage) -> tuple[int, ...]:
+        """As :meth:`ImageFormat.region`."""
+        known = self._format.known_region(encoded)
+        if known is not None:
+            return known
+        return await anyio.to_thread.run_sync(self._format.region, encoded, limiter=self._limiter)
 
 
 def check_regions(prompt_ids: list[int], engine_ids: list[int], images: PromptImages) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from gymrl.concurrency import gather_bounded, growing_pause
@@ -22,7 +21,7 @@ from gymrl.errors import (
     RolloutRedispatchExhausted,
     RowValueError,
 )
-from gymrl.generation.images import ConversationImage, PromptImages
+from gymrl.generation.images import ConversationImage, PromptImages, RegionReader
 from gymrl.media import EncodedImage, lift_images, load_image, to_data_url
 from gymrl.media.parts import content_sources, is_image_part
 from gymrl.rollout.retry import LONGEST_DELAY_S
@@ -202,6 +201,7 @@ class NativeImageReader:
 
     def __init__(self, format: ImageFormat | None, media: MediaConfig) -> None:
         self._format = format
+        self._regions = None if format is None else RegionReader(format)
         self._media = media
 
     async def read_prompts(
@@ -291,17 +291,14 @@ class NativeImageReader:
             raise MediaError(
                 f"{len(sources) + num_before} images are more than media.max_images_per_row={limit}"
             )
-        if not sources or self._format is None:
+        regions = self._regions
+        if not sources or regions is None:
             return ()
-        format = self._format
 
         async def read(named: tuple[int, str]) -> ConversationImage:
             place, source = named
             encoded = await load_image(source, self._media)
-            region = format.known_region(encoded)
-            if region is None:
-                region = await anyio.to_thread.run_sync(format.region, encoded)
-            return ConversationImage(place, encoded, region)
+            return ConversationImage(place, encoded, await regions.region(encoded))
 
         return tuple(await gather_bounded(read, sources, MAX_LOADS))
 

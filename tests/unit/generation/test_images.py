@@ -1,7 +1,10 @@
 """Images in prompts: placeholders become regions, and regions are found again."""
 
 import base64
+import threading
 
+import anyio
+import anyio.to_thread
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from gymrl.generation.images import (
     ConversationImage,
     ImageFormat,
     PixelCache,
+    RegionReader,
     check_regions,
 )
 from gymrl.generation.policy import Policy
@@ -130,6 +134,32 @@ class _Processor:
 
 _CHAT = ChatFormat(build_tiny_vision_tokenizer())
 _FORMAT = ImageFormat(_Processor(), _CHAT, _CHAT.tokenizer.image_token_id)
+
+
+async def test_images_that_wait_for_the_processor_leave_threads_to_others():
+    """A processor takes one image at a time; 64 that wait for it in threads were all there are."""
+    gate = threading.Event()
+
+    def slowly(**asked):
+        gate.wait(30)
+        return _Processor()(**asked)
+
+    regions = RegionReader(ImageFormat(slowly, _CHAT, _CHAT.tokenizer.image_token_id))
+    found = []
+
+    async def read(seed: int) -> None:
+        found.append(await regions.region(encoded(28, 28, seed)))
+
+    async with anyio.create_task_group() as group:
+        for seed in range(64):
+            group.start_soon(read, seed)
+        try:
+            await anyio.sleep(0.01)
+            with anyio.fail_after(10):
+                assert await anyio.to_thread.run_sync(lambda: "free") == "free"
+        finally:
+            gate.set()
+    assert len(found) == 64
 
 
 def test_regions_of_the_true_prefix_stay_as_they_are(image_format):
