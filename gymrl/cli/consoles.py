@@ -29,6 +29,13 @@ def error_console() -> Console:
     return Console(stderr=True, width=_width(sys.stderr.isatty()))
 
 
+def printable(text: str) -> str:
+    """A text of somebody else's on one line: what would move a cursor, colour, or turn text is written out."""
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in text
+    )
+
+
 def configure_logging(console: Console, *, verbose: bool) -> None:
     """Send log records to `console`: warnings, and gymrl's own information when `verbose`."""
     handler: logging.Handler

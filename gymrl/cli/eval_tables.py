@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
+from gymrl.cli.consoles import printable
 from gymrl.evaluation.markdown import (
     compared_cells,
     compared_sources,
@@ -33,7 +35,7 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     table = _table("benchmark", "scored", "failed", "missing", f"mean reward [{level}]", "passed",
                    "cut off", "sampled tokens\nmean, p95", "turns")  # fmt: skip
     for name, numbers in named:
-        table.add_row(name, *source_cells(numbers))
+        table.add_row(_name(name), *source_cells(numbers))
     console.print(table)
     console.print(_pass_table(named, level))
     for name, numbers in named:
@@ -68,7 +70,7 @@ def _pass_table(named: list[tuple[str, SourceReport]], level: str) -> Table:
     table = _table("benchmark", "k", f"pass@k [{level}]", f"pass^k [{level}]", "tasks left out")
     for name, numbers in named:
         for at, cells in zip(numbers.pass_at, pass_cells(numbers), strict=True):
-            table.add_row(name if at.k == 1 else "", *cells)
+            table.add_row(_name(name if at.k == 1 else ""), *cells)
     return table
 
 
@@ -87,7 +89,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         "benchmark", "A", "B", f"B - A [{level}]", "better", "worse", "same", "sign test p"
     )
     for name, found in compared_sources(comparison):
-        table.add_row(name, *compared_cells(found))
+        table.add_row(_name(name), *compared_cells(found))
     console.print(table)
     for label, benchmark in comparison.benchmarks.items():
         _print_tasks(console, label, benchmark)
@@ -123,5 +125,10 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
+def _name(text: str) -> Text:
+    """A name as a cell: brackets in it are no markup."""
+    return Text(printable(text))
+
+
 def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from gymrl.benchmark.summary import timing_shares
+from gymrl.cli.consoles import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,12 +67,12 @@ def summary_table(summary: RunSummary, width: int) -> Table:
         for header in _HEADERS[1:]:
             wrapped = header.replace("with ", "with\n").replace("turns ", "turns\n")
             table.add_column(wrapped, justify="right")
-        for line in cells:
-            table.add_row(*line)
+        for name, *numbers in cells:
+            table.add_row(Text(printable(name)), *numbers)
         return table
     table.add_column(_HEADERS[0], no_wrap=True)
-    for line in cells:
-        table.add_column(line[0], justify="right", overflow="fold")
+    for name, *_ in cells:
+        table.add_column(Text(printable(name)), justify="right", overflow="fold")
     for place, header in enumerate(_HEADERS[1:], start=1):
         table.add_row(header, *(line[place] for line in cells))
     return table
@@ -124,4 +126,4 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         )
     for failure in summary.failures:
         for line in failure_lines(failure):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)

@@ -63,7 +63,7 @@ def report_markdown(report: EvaluationReport) -> str:
     )  # fmt: skip
     lines += _table(header, (_row(name, numbers) for name, numbers in labelled_sources(report)))
     for label, benchmark in report.benchmarks.items():
-        lines += ["", f"## {label}", "", *_details(benchmark.total, level)]
+        lines += ["", f"## {_cell(label)}", "", *_details(benchmark.total, level)]
     lines += ["", *_notes(report, level)]
     return "\n".join(lines) + "\n"
 
@@ -156,8 +156,8 @@ def comparison_markdown(comparison: Comparison) -> str:
         f"- A: {_cell(comparison.before)}",
         f"- B: {_cell(comparison.after)}",
         *(f"- {_cell(line)}" for line in comparison.settings),
-        *(f"- benchmark {label} is only in A" for label in comparison.only_before),
-        *(f"- benchmark {label} is only in B" for label in comparison.only_after),
+        *(f"- benchmark {_cell(label)} is only in A" for label in comparison.only_before),
+        *(f"- benchmark {_cell(label)} is only in B" for label in comparison.only_after),
         "",
     ]
     header = (
@@ -166,7 +166,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     rows = [_compared(name, found) for name, found in compared_sources(comparison)]
     lines += _table(header, rows)
     for label, benchmark in comparison.benchmarks.items():
-        lines += _task_lists(label, benchmark)
+        lines += _task_lists(_cell(label), benchmark)
     note = (
         f"One number a task, the mean of its rewards; B - A with its {level} interval is the mean "
         "of the tasks' differences (Student's t, paired). Tasks without a reward in A or in B are "

@@ -99,3 +99,18 @@ def test_a_run_whose_groups_were_all_dropped_has_no_empty_table():
     print_summary(Console(file=stream, width=160), summary)
     assert "task source" not in stream.getvalue()
     assert "failed rows: 2" in stream.getvalue()
+
+
+def test_names_with_brackets_and_terminal_codes_are_shown_as_they_are():
+    name, agent = "gpqa[/diamond] \x1b[31m", "\x1b]0;title\x07"
+    for width in (200, 60):
+        console = Console(file=io.StringIO(), width=width)
+        counted = FailureSummary("GymRequestError", 1, failure(agent=agent))
+        summary = RunSummary(
+            sources=(source(source=name),), failures=(counted,), timings={}, seconds=1.0
+        )
+        print_summary(console, summary)
+        shown = console.file.getvalue()
+        assert "\x1b" not in shown
+        assert r"agent \x1b]0;title\x07" in shown
+        assert "gpqa[/diamond]" in shown

@@ -1,9 +1,12 @@
+import io
 import json
 import logging
 import math
 
 import pytest
+from rich.console import Console
 
+from gymrl.cli.eval_tables import print_report
 from gymrl.errors import ConfigError
 from gymrl.evaluation import read_evaluation, report_evaluation
 from gymrl.evaluation.journal import Journal
@@ -242,3 +245,15 @@ def test_blank_lines_that_an_editor_left_are_passed_over(make_plan, write, tmp_p
         ((pending,),) = journal.pending(3)
         journal.add(make_record(pending.task, pending.repeat))
     assert read_evaluation(tmp_path).tasks[0].rewards == [1.0, 1.0]
+
+
+def test_a_table_and_a_page_show_labels_and_messages_as_they_are(make_benchmark, make_plan, write):
+    label = "a|b[/red]\n\x1b[31m"
+    plan = make_plan(make_benchmark(label, ("t1",), 1))
+    report = report_evaluation(write(plan, {"t1": [None]}, error="Odd\x1b[2J"))
+    console = Console(file=io.StringIO(), width=200)
+    print_report(console, report)
+    shown = console.file.getvalue()
+    assert "\x1b" not in shown
+    assert r"a|b[/red]\n\x1b[31m" in shown
+    assert "## a\\|b[/red]" in report_markdown(report)
