@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "read_mapping",
     "require",
+    "require_urls",
 ]
 
 
@@ -156,8 +157,20 @@ def _require_variable(setting: str, name: str | None) -> None:
 _URL = re.compile(r"https?://[^/\s]+(/\S*)?", re.IGNORECASE)
 
 
-def _require_urls(setting: str, urls: tuple[str, ...]) -> None:
+def require_urls(setting: str, urls: tuple[str, ...]) -> None:
+    """Refuse what is no address of a server, and addresses that hold a password.
+
+    Raises:
+        ConfigError: Names the setting, and shows no password.
+    """
     for url in urls:
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            raise ConfigError(
+                f"{setting} holds a user's name or a key in an address (before its '@'): addresses are in "
+                "records, logs and what registries give out. Put the key into an environment variable "
+                "and name that in api_key_env",
+                setting=setting,
+            )
         require(
             _URL.fullmatch(url) is not None,
             setting,
@@ -209,7 +222,7 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         _require_variable("vllm.api_key_env", self.api_key_env)
-        _require_urls("vllm.base_urls", self.base_urls)
+        require_urls("vllm.base_urls", self.base_urls)
         require(self.rank >= 0, "vllm.rank", self.rank, "must be 0 or more")
         require(
             self.tensor_parallel_size > 0,
@@ -428,8 +441,8 @@ class GymConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "give either servers to start or the registry of servers that run, not both",
         )
         _require_variable("gym.api_key_env", self.api_key_env)
-        _require_urls("gym.base_urls", self.base_urls)
-        _require_urls("gym.registry_url", (self.registry_url,) if self.registry_url else ())
+        require_urls("gym.base_urls", self.base_urls)
+        require_urls("gym.registry_url", (self.registry_url,) if self.registry_url else ())
         require(
             not (self.require_routed_experts and self.on_broken_prefix == "truncate"),
             "on_broken_prefix",

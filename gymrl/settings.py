@@ -6,12 +6,16 @@ whatever its own ``__post_init__`` requires.
 
 from __future__ import annotations
 
+import difflib
 import functools
+import json
 import numbers
 import os
 import re
 import tomllib
+import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -24,6 +28,8 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 
 _PLAIN_TYPES = frozenset({bool, int, float, str, dict, type(None)})
 _PATH = re.compile(r" - at `\$\.([^`]+)`$")
+_STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
 def require(condition: bool, setting: str, value: object, remedy: str) -> None:
@@ -107,27 +113,107 @@ def _fields_of(cls: type[Config]) -> type[msgspec.Struct]:
 
 
 def _type_error(cls: type[Config], error: msgspec.ValidationError) -> ConfigError:
-    """A value of the wrong type or shape, with the choices where there are some."""
+    """What is wrong with plain data: where, and what would be right there."""
+    text, _, _ = str(error).partition(" - at `")
+    found = _PATH.search(str(error))
+    setting = found.group(1) if found else ""
     if isinstance(error.__cause__, ConfigError):
-        return error.__cause__
-    path = _PATH.search(str(error))
-    setting = path.group(1) if path else None
-    choices = _choices(cls, setting.split(".")) if setting else ()
+        return _placed(error.__cause__, setting)
+    if unknown := _UNKNOWN.fullmatch(text):
+        return _unknown_setting(cls, setting, unknown.group(1))
+    if not setting:
+        return ConfigError(f"{cls.__name__}: {error}")
+    choices = _choices(cls, setting)
     hint = f"; choose {', '.join(map(repr, choices))}" if choices else ""
-    return ConfigError(f"{cls.__name__}: {error}{hint}", setting=setting)
+    return ConfigError(f"{setting}: {text}{hint}", setting=setting)
 
 
-def _choices(kind: Any, path: list[str]) -> tuple[Any, ...]:
+def _placed(error: ConfigError, place: str) -> ConfigError:
+    """An error of a block, with the block's place before the name of its setting."""
+    setting = error.setting or ""
+    block, _, last = place.rpartition(".")
+    if setting.split(".")[0] == last:
+        place = block
+    if not place or not setting or not error.message.startswith(setting):
+        return error
+    fields = {**error.fields, "setting": f"{place}.{setting}"}
+    return type(error)(f"{place}.{error.message}", **fields)
+
+
+def _unknown_setting(cls: type[Config], place: str, name: str) -> ConfigError:
+    names = sorted(_field_types(_kind_at(cls, _STEP.findall(place))))
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+    setting = f"{place}.{name}" if place else name
+    return ConfigError(f"{setting}: there is no such setting; {hint}", setting=setting)
+
+
+def _choices(cls: type[Config], setting: str) -> tuple[Any, ...]:
     """What a field that takes one of some values takes; empty for any other field."""
-    if typing.get_origin(kind) is Literal:
-        return typing.get_args(kind) if not path else ()
-    for option in typing.get_args(kind):
-        if found := _choices(option, path):
-            return found
-    if not path or not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return ()
-    types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    return _choices(types.get(path[0]), path[1:])
+    for option in _options(_kind_at(cls, _STEP.findall(setting))):
+        if typing.get_origin(option) is Literal:
+            return typing.get_args(option)
+    return ()
+
+
+def _kind_at(kind: Any, steps: list[str]) -> Any:
+    """The type that steps lead to: names of fields, or into a collection; None for nowhere."""
+    if not steps:
+        return kind
+    if fields := _field_types(kind):
+        return _kind_at(fields.get(steps[0]), steps[1:])
+    for option in _options(kind):
+        if typing.get_origin(option) in (dict, tuple, list):
+            values = [item for item in typing.get_args(option) if item is not ...]
+            return _kind_at(values[-1], steps[1:])
+    return None
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def _field_types(kind: Any) -> dict[str, Any]:
+    """The fields of a struct, or of the struct among the options of a union; empty for others."""
+    for option in _options(kind):
+        if isinstance(option, type) and issubclass(option, msgspec.Struct):
+            return {field.encode_name: field.type for field in msgspec.structs.fields(option)}
+    return {}
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """YAML as people write it: ``1e-5`` is a number, and no key is given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[Any] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode):
+                if key_node.value in keys:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key_node.value!r} is given twice", key_node.start_mark
+                    )
+                keys.add(key_node.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+# YAML 1.1, which PyYAML reads, wants a point in the number and a sign in the exponent.
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text says; ``1e-5`` is a number.
+
+    Raises:
+        yaml.YAMLError: It does not parse, or a key is given twice.
+    """
+    # A safe loader with another pattern of numbers: it makes plain data alone.
+    return yaml.load(text, _YamlLoader)
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
@@ -137,21 +223,22 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         ConfigError: The file is missing, does not parse, or holds something else.
     """
     file = Path(path)
+    parse = _PARSERS.get(file.suffix, parse_yaml)
     try:
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".toml":
-            values: Any = tomllib.loads(text)
-        else:
-            values = yaml.safe_load(text)
+        values = parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}", setting=str(file)) from error
-    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
+        # Also text that is not UTF-8.
         raise ConfigError(f"{file} does not parse: {error}", setting=str(file)) from error
     if values is None:
         values = {}
     if not isinstance(values, dict):
         raise ConfigError(f"{file} holds a {type(values).__name__}; a mapping is needed")
     return values
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
 
 
 def load(cls: type[ConfigT], path: str | Path) -> ConfigT:

@@ -43,7 +43,8 @@ def read_rows(path: str | Path, limit: int | None = None) -> list[dict[str, Any]
                     rows.append(decoder.decode(line))
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     raise ConfigError(
-                        f"{file}, line {number}: {error}", setting=str(file)
+                        f"{file}, line {number}: {error}; each line must be a whole JSON object",
+                        setting=str(file),
                     ) from error
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror or error}", setting=str(file)) from error

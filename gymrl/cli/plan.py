@@ -17,6 +17,7 @@ from gymrl.benchmark import list_benchmarks, load_benchmark, read_rows, read_ser
 from gymrl.config import RolloutConfig, SamplingParams, read_mapping
 from gymrl.errors import ConfigError
 from gymrl.rollout.prepare import GroupSizes, prepare_rows
+from gymrl.settings import parse_yaml
 
 DEFAULT_NUM_PROMPTS = 8
 DEFAULT_SEED = 0
@@ -97,7 +98,7 @@ def parse_params(params: tuple[str, ...]) -> dict[str, Any]:
         if key in values:
             raise ConfigError(f"--param {key} is given twice", setting="--param")
         try:
-            values[key] = yaml.safe_load(text)
+            values[key] = parse_yaml(text)
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"--param {param!r}: the value does not parse: {error}", setting="--param"
@@ -232,6 +233,34 @@ def _sampling_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks
     return {**suggested, **(base.get("sampling") or {}), **changes}
 
 
+def _read_config(path: Path | None) -> dict[str, Any]:
+    """The file of ``--config``; its blocks are mappings."""
+    base = read_mapping(path) if path else {}
+    for name in ("generation", "gym", "sampling"):
+        if not isinstance(base.get(name) or {}, dict):
+            raise ConfigError(
+                f"{path}: {name} holds a {type(base[name]).__name__}; a mapping is needed",
+                setting=name,
+            )
+    servers = (base.get("gym") or {}).get("servers") or {}
+    if not isinstance(servers, dict):
+        raise ConfigError(
+            f"{path}: gym.servers holds a {type(servers).__name__}; a mapping is needed",
+            setting="gym.servers",
+        )
+    return base
+
+
+def _in_file(error: ConfigError, options: RolloutOptions, base: dict[str, Any]) -> ConfigError:
+    """The error with the name of the file, where the setting is one of the file's."""
+    values: Any = base
+    for name in (error.setting or "").partition("[")[0].split("."):
+        if not isinstance(values, dict) or name not in values:
+            return error
+        values = values[name]
+    return ConfigError(f"{options.config}: {error}", setting=error.setting)
+
+
 def make_plan(options: RolloutOptions) -> RolloutPlan:
     """Read the files, make the rows and build the configuration.
 
@@ -245,7 +274,7 @@ def make_plan(options: RolloutOptions) -> RolloutPlan:
             f"--num-generations {options.num_generations}: must be positive",
             setting="--num-generations",
         )
-    base = read_mapping(options.config) if options.config else {}
+    base = _read_config(options.config)
     seed = options.seed if options.seed is not None else base.get("seed", DEFAULT_SEED)
     tasks = _tasks(options, DEFAULT_SEED if seed is None else seed)
     if options.num_generations % tasks.group_size:
@@ -273,7 +302,10 @@ def make_plan(options: RolloutOptions) -> RolloutPlan:
             "that returns token ids",
             setting="--model",
         )
-    config = RolloutConfig.from_dict(values)
+    try:
+        config = RolloutConfig.from_dict(values)
+    except ConfigError as error:
+        raise _in_file(error, options, base) from None
     if config.gym.token_source != "messages" and not (config.generation or config.gym.base_urls):
         raise ConfigError(
             f"--token-source {config.gym.token_source} reads the policy server's ledger, and the "

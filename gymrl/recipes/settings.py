@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import yaml
 
 from gymrl.config import (
     Config,
@@ -21,6 +20,7 @@ from gymrl.config import (
 from gymrl.generation.weight_transfer import Transfer  # noqa: TC001 - read at run time
 from gymrl.recipes.loss import Advantage, LossSettings
 from gymrl.recipes.tasks import OWN_TASKS, training_task
+from gymrl.settings import parse_yaml
 from gymrl.torchrun import PerNode, TorchrunConfig
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def read_config(arguments: Sequence[str]) -> tuple[GrpoConfig, bool]:
         *blocks, field = name.split(".")
         for part in blocks:
             block = block.setdefault(part, {})
-        block[field] = yaml.safe_load(text)
+        block[field] = parse_yaml(text)
     if given.in_process:
         values["in_process"] = True
     return GrpoConfig.from_dict(values), given.live

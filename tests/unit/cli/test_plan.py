@@ -74,7 +74,7 @@ def test_a_configuration_file_stands_between_options_and_suggestions(tmp_path):
 
 def test_an_unknown_key_of_a_configuration_file_is_refused_with_its_path(tmp_path):
     file = write(tmp_path / "run.yaml", "gym: {row_timeout: 30}\n")
-    with pytest.raises(ConfigError, match=r"row_timeout.*\$\.gym"):
+    with pytest.raises(ConfigError, match=r"run\.yaml: gym\.row_timeout: .*row_timeout_s"):
         plan(config=file)
 
 
