@@ -175,7 +175,7 @@ class RemoteVllmGenerator:
 
     @property
     def fault(self) -> str | None:
-        """Why no server takes calls; None: one does."""
+        """Why no server takes calls, or None where one does."""
         if self._closed:
             return "the generator is closed"
         if len(self.out) < len(self._balancer.upstreams):
@@ -341,6 +341,14 @@ class RemoteVllmGenerator:
                 url=url,
             )
 
+    async def weight_takers(self) -> list[str]:
+        """Servers that a transfer of weights can go to now: a sender is made for so many engines.
+
+        They are those that get calls, and those that are left out but answer that they take
+        transfers: with them the sender's weights bring them back.
+        """
+        return await self._fleet.takers()
+
     async def update_weights(
         self, source: WeightSource, version: str, *, pause: PauseMode = "keep"
     ) -> None:
@@ -348,21 +356,26 @@ class RemoteVllmGenerator:
 
         ``vllm.update_servers`` allows it. Every server that gets calls takes the weights, or each
         goes back to those that it had; one that can't is left out. One that is gone meanwhile gets
-        them before it gets calls again.
+        them before it gets calls again; when they came from a trainer, with the next update.
+
+        A transfer is for the servers that get calls, in the order of ``vllm.base_urls``, or for those
+        of :meth:`weight_takers`: the i-th of them is its engine i.
 
         Raises:
             WeightUpdateError: They were not taken, or servers are not to be updated. Its `serving`
-                is None when no server is left.
+                is None when no server is left, its `num_engines` says for how many a sender must
+                be made.
         """
         if self._closed:
             raise WeightUpdateError("the generator is closed", version=version, source=str(source))
         try:
-            await self._fleet.update(source, version, pause)
+            brought = await self._fleet.update(source, version, pause)
         finally:
             if self._balancer.out():
                 self._is_out.set()
-        if not self.is_running:
-            await gather_bounded(self._look_again, self._balancer.out())
+        await gather_bounded(
+            self._look_again, [u for u in self._balancer.out() if u.url in brought]
+        )
 
     def _take_out(self, upstream: Upstream, reason: str) -> None:
         if upstream.out_because is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gymrl.concurrency import deadline
 from gymrl.errors import (
@@ -22,6 +22,9 @@ UNNAMED = "default"
 ORDER_TIMEOUT_S = 30.0
 """Of an order that moves no weights."""
 
+WORKER_EXTENSION = "gymrl.generation.vllm_worker.WeightUpdateExtension"
+"""What vLLM's ``--worker-extension-cls`` adds gymrl's methods with."""
+
 
 class Placed(NamedTuple):
     """A version of the weights, and the directory that servers read it from; None: not known."""
@@ -30,20 +33,28 @@ class Placed(NamedTuple):
     version: str
 
 
+class Taker(NamedTuple):
+    """How a server takes weights from a trainer: its backend, None where it is off; its workers."""
+
+    backend: str | None
+    num_workers: int
+
+
 class ServerOrders:
     """Gives orders, and says what came of them.
 
     Args:
         client: Reaches the servers.
-        update_timeout_s: Deadline of loading weights.
+        update_timeout_s: Deadline of loading weights, and of each step of a transfer.
     """
 
     def __init__(self, client: VllmClient, update_timeout_s: float) -> None:
         self._client = client
         self._update_timeout_s = update_timeout_s
         self._has_extension: dict[str, bool] = {}
+        self._met: dict[str, dict[str, Any]] = {}
 
-    async def order(self, url: str, path: str, body: dict[str, object] | None) -> object:
+    async def order(self, url: str, path: str, body: dict[str, Any] | None) -> object:
         """One order that moves no weights.
 
         Raises:
@@ -53,9 +64,12 @@ class ServerOrders:
         """
         # A pause that waits takes as long as the calls do.
         seconds = None if "mode=wait" in path else ORDER_TIMEOUT_S
+        with deadline(seconds, f"the answer of {url} to {path}"):
+            return await self._control(url, path, body)
+
+    async def _control(self, url: str, path: str, body: dict[str, Any] | None) -> Any:
         try:
-            with deadline(seconds, f"the answer of {url} to {path}"):
-                return await self._client.control(url, path, body)
+            return await self._client.control(url, path, body)
         except NoRouteError as error:
             raise WeightUpdateError(
                 f"{url} has no {path.partition('?')[0]}; start that server with "
@@ -96,7 +110,7 @@ class ServerOrders:
         ):
             if self._has_extension.get(url, True):
                 try:
-                    await self._rpc(url, "gymrl_load_weights", {"directory": directory})
+                    await self._load(url, "gymrl_load_weights", {"directory": directory})
                 except GenerationTransportError as error:
                     if error.status is None or self._has_extension.get(url):
                         raise
@@ -106,18 +120,87 @@ class ServerOrders:
                     self._has_extension[url] = True
                     return
             for _ in range(times):
-                await self._rpc(url, "reload_weights", {"weights_path": directory})
+                await self._load(url, "reload_weights", {"weights_path": directory})
 
-    async def _rpc(self, url: str, method: str, arguments: dict[str, str]) -> None:
-        body = {"method": method, "kwargs": arguments}
-        try:
-            answer = await self._client.control(url, "/collective_rpc", body)
-        except NoRouteError as error:
-            raise WeightUpdateError(f"{url} has no /collective_rpc: {error}") from error
-        results = answer.get("results", []) if isinstance(answer, dict) else []
+    async def _load(self, url: str, method: str, arguments: dict[str, str]) -> None:
+        results = await self._rpc(url, method, arguments)
         faults = [str(result) for result in results if result is not None]
         if faults:
             raise WeightUpdateError(f"{url}: {'; '.join(dict.fromkeys(faults))}")
+
+    async def _rpc(self, url: str, method: str, arguments: dict[str, str]) -> list[Any]:
+        body = {"method": method, "kwargs": arguments}
+        answer = await self._control(url, "/collective_rpc", body)
+        return list(answer.get("results", ())) if isinstance(answer, dict) else []
+
+    async def taker(self, url: str) -> Taker:
+        """How a server takes what a trainer sends.
+
+        Raises:
+            WeightUpdateError: It was started without gymrl's worker extension.
+            GenerationError: It can't be asked.
+            DeadlineExceeded: It does not answer.
+        """
+        try:
+            with deadline(ORDER_TIMEOUT_S, f"the answer of {url} about its weight transfer"):
+                backends = await self._rpc(url, "gymrl_transfer_backend", {})
+        except GenerationTransportError as error:
+            if error.status is None:
+                raise
+            raise WeightUpdateError(
+                f"{url} takes no weights from a trainer: {error}; start it with "
+                f"--worker-extension-cls {WORKER_EXTENSION} and a --weight-transfer-config"
+            ) from error
+        answer = await self.order(url, "/get_world_size", None)
+        num_workers = answer.get("world_size") if isinstance(answer, dict) else None
+        return Taker(
+            backend=backends[0] if backends else None,
+            num_workers=num_workers if isinstance(num_workers, int) else len(backends),
+        )
+
+    def has_met(self, url: str, init_info: dict[str, Any]) -> bool:
+        """Whether a server was last told to meet this trainer, at this place of its group."""
+        return self._met.get(url) == init_info
+
+    async def meet(self, url: str, init_info: dict[str, Any]) -> None:
+        """Have a server's workers meet the trainer.
+
+        Raises:
+            GenerationError: They could not, or are gone; so for all that follow.
+            DeadlineExceeded: Of ``vllm.update_timeout_s``.
+        """
+        self._met.pop(url, None)
+        body = {"init_info": init_info}
+        await self._with_trainer(url, "/init_weight_transfer_engine", body)
+        self._met[url] = init_info
+
+    async def begin_transfer(self, url: str) -> None:
+        """Have a paused server await weights; a former transfer must be closed."""
+        await self._with_trainer(url, "/start_weight_update", {})
+
+    async def receive(self, url: str, update_info: dict[str, Any]) -> None:
+        """Have a server take what the trainer sends."""
+        await self._with_trainer(url, "/update_weights", {"update_info": update_info})
+
+    async def finish_transfer(self, url: str, version: str) -> None:
+        """Have a server serve what it took, and give it its name."""
+        await self._with_trainer(url, "/finish_weight_update", {"weight_version": version})
+
+    async def abandon_transfer(self, url: str) -> bool:
+        """Close a transfer that failed.
+
+        Returns:
+            Whether the weights that served may be gone.
+        """
+        with deadline(ORDER_TIMEOUT_S, f"the answer of {url}, which is to abandon a transfer"):
+            touched = await self._rpc(url, "gymrl_abandon_transfer", {})
+        return any(answer != "False" for answer in touched)
+
+    async def _with_trainer(self, url: str, path: str, body: dict[str, Any]) -> None:
+        with deadline(
+            self._update_timeout_s, f"the answer of {url} to {path}", "vllm.update_timeout_s"
+        ):
+            await self._control(url, path, body)
 
     async def rename(self, url: str, version: str) -> None:
         """Tell a server the version of the weights that it has."""
@@ -142,6 +225,11 @@ class ServerOrders:
     def forget(self, url: str) -> None:
         """A server may be another one by now."""
         self._has_extension.pop(url, None)
+        self._met.pop(url, None)
+
+    def forget_trainers(self) -> None:
+        """Whoever sends next is met anew."""
+        self._met.clear()
 
 
 def is_gone(error: GenerationError | DeadlineExceeded) -> bool:

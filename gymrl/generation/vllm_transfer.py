@@ -88,6 +88,7 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
 
     def start_weight_update(self) -> None:
         """Nothing yet: the model is touched when everything is here."""
+        self.has_touched_model = False
 
     def finish_weight_update(self) -> None:
         """Nothing more: :meth:`receive_weights` has loaded all there is."""
@@ -98,7 +99,6 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
 
     def receive_weights(self, update_info: GlooUpdate) -> None:
         """Receive every tensor, then load them all."""
-        self.has_touched_model = False
         if self._group is None:
             raise RuntimeError("init_weight_transfer_engine was not called")
         received: list[tuple[str, torch.Tensor]] = []

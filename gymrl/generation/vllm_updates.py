@@ -1,37 +1,28 @@
 """New weights for vLLM servers that run elsewhere: every one of them takes them, or none does.
 
-Orders go over vLLM's development routes (``VLLM_SERVER_DEV_MODE=1``): every server is paused, loads
-the checkpoint, is told its version and resumed. Where one answers that it can't load, all go back
-to the weights that they had. A server that is gone is left out, and brought to the version of the
-day before it gets calls again. So is one whose weights are not known any more.
+Orders go over vLLM's development routes (``VLLM_SERVER_DEV_MODE=1``); one exchange is a
+:class:`~gymrl.generation.vllm_rounds.Round`. A server that is gone is left out, and brought to the
+version of the day before it gets calls again; so is one whose weights are not known any more.
+Weights that a trainer sent are in the servers alone: one that lost them stays out until the next
+update.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
 
-from gymrl.concurrency import gather_bounded
+from gymrl.concurrency import deadline, gather_bounded
 from gymrl.errors import DeadlineExceeded, GenerationError, WeightUpdateError
+from gymrl.generation.vllm_deliveries import FromDirectory, FromTrainer, check_backend
 from gymrl.generation.vllm_orders import UNNAMED, Placed, ServerOrders, is_gone
-from gymrl.generation.weights import (
-    INITIAL_VERSION,
-    DirectoryWeights,
-    Manifest,
-    PauseMode,
-    TensorWeights,
-    TransferWeights,
-    WeightSource,
-    check_pause,
-    describe,
-)
+from gymrl.generation.vllm_rounds import NothingServesError, Round, said
+from gymrl.generation.weight_offers import Offers, check_reach
+from gymrl.generation.weights import GLOO_BACKEND, INITIAL_VERSION, TransferWeights, check_pause
 
 if TYPE_CHECKING:
     from gymrl.config import VllmConfig
@@ -39,11 +30,17 @@ if TYPE_CHECKING:
     from gymrl.generation.base import WeightSpan
     from gymrl.generation.checkpoints import StagedTensors
     from gymrl.generation.vllm_client import VllmClient
+    from gymrl.generation.weights import (
+        DirectoryWeights,
+        PauseMode,
+        TensorWeights,
+        WeightSource,
+    )
 
 logger = logging.getLogger(__name__)
 
-ARRIVAL_TIMEOUT_S = 2.0
-"""How long a cancelled update waits for its own pause to reach a server."""
+ASK_TIMEOUT_S = 5.0
+"""How long a server that gets no calls may take to say that it is there."""
 
 
 class ServerFleet:
@@ -69,8 +66,7 @@ class ServerFleet:
         self.orders = ServerOrders(client, config.update_timeout_s)
         self._upstreams = {upstream.url: upstream for upstream in balancer.upstreams}
         self._config = config
-        self._model = model
-        self._manifest: Manifest | None = None
+        self._offers = Offers(model)
         self._take_out = take_out
         self._turn = anyio.Lock()
         self._current: Placed | None = None
@@ -95,17 +91,35 @@ class ServerFleet:
             return spans
         return [span._replace(version=_ours(span.version)) for span in spans]
 
-    async def update(self, source: WeightSource, version: str, pause: PauseMode) -> None:
+    async def takers(self) -> list[str]:
+        """Servers that a transfer can go to, in order; a sender is made for so many engines.
+
+        They are those that get calls, and those that get none but answer that they take transfers.
+        """
+        newcomers, _ = await self._asked()
+        return [url for url in self._upstreams if url in newcomers or self._gets_calls(url)]
+
+    def _gets_calls(self, url: str) -> bool:
+        return self._upstreams[url].out_because is None
+
+    def _serving(self) -> list[str]:
+        return [url for url in self._upstreams if self._gets_calls(url)]
+
+    async def update(self, source: WeightSource, version: str, pause: PauseMode) -> list[str]:
         """Have the servers that get calls serve `source` from the next token on.
 
         Updates take turns. Where no server gets calls, those are tried whose weights are not known.
         Cancelling it before the servers load leaves the old weights; afterwards it ends first.
 
         Args:
-            source: A directory that this process and every server see under one path, or tensors
-                for servers on this host.
+            source: A directory that this process and every server see under one path, tensors for
+                servers on this host, or a transfer: for as many engines as get calls, or as
+                :meth:`takers` names.
             version: Must differ from vLLM's own name for the weights of its start.
             pause: What becomes of the calls in flight.
+
+        Returns:
+            Servers that got no calls, and have the weights now.
 
         Raises:
             WeightUpdateError: They were not taken. Its text names the server, and what to do.
@@ -113,26 +127,80 @@ class ServerFleet:
         check_pause(pause)
         async with self._turn:
             try:
-                await self._update(source, version, pause)
+                self._check_allowed(version)
+                if isinstance(source, TransferWeights):
+                    return await self._transfer(source, version, pause)
+                return await self._load(source, version, pause)
             except (GenerationError, DeadlineExceeded) as error:
                 raise self._refusal(error, source, version) from error
 
-    async def _update(self, source: WeightSource, version: str, pause: PauseMode) -> None:
-        urls = [url for url, upstream in self._upstreams.items() if upstream.out_because is None]
-        checked = self._checked(urls or list(self._astray), source, version)
+    async def _load(
+        self, source: DirectoryWeights | TensorWeights, version: str, pause: PauseMode
+    ) -> list[str]:
+        urls = self._serving()
+        if not urls and not self._astray:
+            raise NothingServesError("no vLLM server answers")
+        check_reach(urls or list(self._astray), source)
         with anyio.CancelScope(shield=True):  # a thread can't be cancelled
-            directory, staged = await anyio.to_thread.run_sync(self._prepared, checked)
-        placed = Placed(directory, version)
+            directory, staged = await anyio.to_thread.run_sync(self._offers.placed, source)
+        placed, brought = Placed(directory, version), []
         try:
             if urls:
-                await _Round(self, urls).switch(placed, pause)
+                await Round(self, FromDirectory(self.orders, placed), urls).switch(pause)
             else:
                 with anyio.CancelScope(shield=True):
-                    await self._gather_in(placed)
+                    brought = await self._gather_in(placed)
         except BaseException:
             if staged is not None:
                 staged.remove()
             raise
+        self._took(placed, urls, staged)
+        return brought
+
+    async def _transfer(self, source: TransferWeights, version: str, pause: PauseMode) -> list[str]:
+        offered = source.offered()
+        if offered is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._offers.check, offered)
+        serving, newcomers, unfit = self._serving(), set[str](), dict[str, str]()
+        if len(source.engines) != len(serving):
+            newcomers, unfit = await self._asked(source.backend)
+        urls = [url for url in self._upstreams if url in serving or url in newcomers]
+        if not urls:
+            raise NothingServesError(f"no vLLM server takes a transfer; {said(unfit)}")
+        if len(source.engines) != len(urls):
+            raise _miscounted(source, serving, newcomers, unfit)
+        delivery = FromTrainer(
+            self.orders,
+            {url: source.for_engine(place, len(urls)) for place, url in enumerate(urls)},
+            version,
+            are_grouped=any(source.engines),
+        )
+        brought = await Round(self, delivery, serving, newcomers).switch(pause)
+        for url in brought:
+            self._astray.pop(url, None)
+        self._took(delivery.placed, urls, None)
+        return brought
+
+    async def _asked(self, backend: str | None = None) -> tuple[set[str], dict[str, str]]:
+        """Servers that get no calls: those that can take a transfer, and why the others can't."""
+        able: set[str] = set()
+        unfit: dict[str, str] = {}
+
+        async def ask(url: str) -> None:
+            try:
+                with deadline(ASK_TIMEOUT_S, f"an answer of {url}"):
+                    has = (await self.orders.taker(url)).backend
+                check_backend(url, has, backend or has or GLOO_BACKEND)
+            except (GenerationError, DeadlineExceeded) as error:
+                unfit[url] = str(error)
+            else:
+                able.add(url)
+
+        await gather_bounded(ask, [url for url in self._upstreams if not self._gets_calls(url)])
+        return able, unfit
+
+    def _took(self, placed: Placed, urls: Sequence[str], staged: StagedTensors | None) -> None:
         self._current = placed
         self.epoch += 1
         for url, upstream in self._upstreams.items():
@@ -142,9 +210,7 @@ class ServerFleet:
         if previous is not None:
             previous.remove()
 
-    def _checked(
-        self, urls: Sequence[str], source: WeightSource, version: str
-    ) -> DirectoryWeights | TensorWeights:
+    def _check_allowed(self, version: str) -> None:
         if not self._config.update_servers:
             raise WeightUpdateError(
                 "servers named by vllm.base_urls belong to whoever runs them; set "
@@ -155,50 +221,9 @@ class ServerFleet:
                 f"a server that is started again calls its weights {UNNAMED!r}, and could not be "
                 "told from one that has these; use another version"
             )
-        if not urls:
-            raise NothingServesError("no vLLM server answers")
-        if isinstance(source, TransferWeights):
-            raise WeightUpdateError(
-                "a transfer goes to an engine of this process; give servers DirectoryWeights"
-            )
-        if not isinstance(source, DirectoryWeights):
-            distant = [url for url in urls if not is_on_this_host(url)]
-            if distant:
-                raise WeightUpdateError(
-                    f"{', '.join(distant)}: tensors are handed over in this host's shared memory, "
-                    "which a server elsewhere does not see; save them to a directory that both "
-                    "see, and give DirectoryWeights"
-                )
-        return source
 
-    def _prepared(
-        self, source: DirectoryWeights | TensorWeights
-    ) -> tuple[str, StagedTensors | None]:
-        """Where servers find the weights, now that they are known to be whole."""
-        # It brings torch, which only whoever hands out weights needs.
-        from gymrl.generation.checkpoints import (  # noqa: PLC0415
-            StagedTensors,
-            checkpoint_entries,
-            directory_manifest,
-            sweep_staged,
-        )
-
-        if isinstance(source, DirectoryWeights):
-            offered = checkpoint_entries(source.path)
-        else:
-            offered = describe(source.tensors)
-        if self._manifest is None and self._model and any_weights(self._model):
-            self._manifest = directory_manifest(self._model)
-        shapes = {name: shape for name, (shape, _) in offered.items()}
-        (self._manifest or Manifest(shapes=shapes)).check(offered)
-        if isinstance(source, DirectoryWeights):
-            return os.path.abspath(source.path), None
-        sweep_staged()
-        staged = StagedTensors(source.tensors)
-        return str(staged.path), staged
-
-    async def _gather_in(self, placed: Placed) -> None:
-        """No server gets calls: give the weights to those that went astray."""
+    async def _gather_in(self, placed: Placed) -> list[str]:
+        """No server gets calls: give the weights to those that went astray; those that took them."""
         urls, faults = list(self._astray), {}
         for url in urls:
             try:
@@ -206,7 +231,8 @@ class ServerFleet:
             except (GenerationError, DeadlineExceeded) as error:
                 faults[url] = str(error)
         if len(faults) == len(urls):
-            raise NothingServesError(f"no vLLM server takes them; {_said(faults)}")
+            raise NothingServesError(f"no vLLM server takes them; {said(faults)}")
+        return [url for url in urls if url not in faults]
 
     async def catch_up(self, url: str) -> None:
         """Bring a server that gets no calls to the version of the day, if it has another.
@@ -225,13 +251,23 @@ class ServerFleet:
                 return
             target = self._current or self._astray[url]
             if target is None or target.directory is None:
-                raise WeightUpdateError(
-                    f"{url} holds weights that nobody knows since an update failed; update them "
-                    "again, or start it again",
-                )
+                await self.orders.named_version(url)  # else that it can't be reached is the reason
+                raise self._not_at_hand(url)
             with anyio.CancelScope(shield=True):
                 await self._bring(url, target)
             logger.info("%s has weights %s again", url, target.version)
+
+    def _not_at_hand(self, url: str) -> WeightUpdateError:
+        if self._current is None:
+            return WeightUpdateError(
+                f"{url} holds weights that nobody knows since an update failed; update them "
+                "again, or start it again"
+            )
+        return WeightUpdateError(
+            f"{url} has not the weights {self._current.version!r}: they came from a trainer, and "
+            "are nowhere else; the next update brings it back, by transfer when the sender is "
+            "made for this server too"
+        )
 
     async def _is_behind(self, url: str) -> bool:
         if url in self._astray:
@@ -266,11 +302,21 @@ class ServerFleet:
 
     async def former(self, url: str) -> Placed:
         """What a server has now, and where that can be loaded from."""
-        self._last_seen = version = await self.orders.named_version(url)
+        version = await self.orders.named_version(url)
+        if version == UNNAMED:
+            self.orders.forget(url)
+        if url in self._astray:
+            return self._astray[url] or Placed(None, version)
+        if self._gets_calls(url):
+            self._last_seen = version
         if self._current is not None and version == self._current.version:
             return self._current
         root = await self.orders.root(url) if version == UNNAMED else None
         return Placed(root, version)
+
+    def lost_track(self, url: str, former: Placed) -> None:
+        """The weights of a server that gets no calls are not known any more."""
+        self._astray[url] = former
 
     def leave_out(self, url: str, reason: str, former: Placed | None) -> None:
         """A server gets no calls until it was brought to the version of the day."""
@@ -280,7 +326,7 @@ class ServerFleet:
     def _refusal(
         self, error: GenerationError | DeadlineExceeded, source: WeightSource, version: str
     ) -> WeightUpdateError:
-        lost = isinstance(error, NothingServesError)
+        lost = isinstance(error, NothingServesError) or not self._serving()
         serving = None if lost else self.version or _ours(self._last_seen)
         rest = "nothing serves" if lost else f"version {serving!r} goes on serving"
         return WeightUpdateError(
@@ -288,6 +334,7 @@ class ServerFleet:
             version=version,
             serving=serving,
             source=str(source),
+            num_engines=error.num_engines if isinstance(error, WeightUpdateError) else None,
         )
 
     def close(self) -> None:
@@ -296,140 +343,18 @@ class ServerFleet:
             self._staged.remove()
 
 
-class NothingServesError(WeightUpdateError):
-    """No server is left whose weights are known."""
-
-
-class _Round:
-    """One update of the servers that get calls.
-
-    Args:
-        fleet: Gives the orders.
-        urls: The servers.
-    """
-
-    def __init__(self, fleet: ServerFleet, urls: Sequence[str]) -> None:
-        self._fleet = fleet
-        self._orders = fleet.orders
-        self._alive = list(urls)
-        self._former: dict[str, Placed] = {}
-        self._gone: dict[str, str] = {}
-
-    async def switch(self, placed: Placed, pause: PauseMode) -> None:
-        """Pause, load, name, resume.
-
-        Raises:
-            WeightUpdateError: One server could not; all that can are back at what they had.
-        """
-        self._raise(await self._each(self._look), "can't be updated")
-        try:
-            await self._pause(pause)
-            with anyio.CancelScope(shield=True):
-                faults = await self._each(lambda url: self._orders.load(url, placed))
-                rename = self._orders.rename
-                faults |= await self._each(lambda url: rename(url, placed.version), but=faults)
-                if faults:
-                    await self._go_back(faults)
-        finally:
-            with anyio.CancelScope(shield=True):
-                faults = await self._each(self._orders.resume)
-                for url, reason in faults.items():
-                    self._fleet.leave_out(url, reason, self._former.get(url))
-                    self._alive.remove(url)
-        self._raise({}, "can't be resumed")
-
-    async def _pause(self, pause: PauseMode) -> None:
-        try:
-            # The other modes end at once.
-            with anyio.CancelScope(shield=pause != "wait"):
-                faults = await self._each(lambda url: self._orders.pause(url, pause))
-        except anyio.get_cancelled_exc_class():
-            # Servers carry on with an order whose caller is gone: it must not overtake the resume.
-            with anyio.CancelScope(shield=True):
-                await self._each(self._until_paused)
-            raise
-        self._raise(faults, "can't be paused")
-
-    async def _until_paused(self, url: str) -> None:
-        with anyio.move_on_after(ARRIVAL_TIMEOUT_S):
-            while not await self._orders.is_paused(url):  # noqa: ASYNC110 - in another process
-                await anyio.sleep(0.02)
-
-    async def _look(self, url: str) -> None:
-        await self._orders.is_paused(url)  # the route is there
-        self._former[url] = await self._fleet.former(url)
-
-    async def _go_back(self, faults: dict[str, str]) -> None:
-        text = f"vLLM could not load them; {_said(faults)}"
-
-        async def back(url: str) -> None:
-            former = self._former[url]
-            if former.directory is None:
-                raise WeightUpdateError(
-                    f"where its weights {former.version!r} came from is not known here"
-                )
-            await self._orders.load(url, former, times=2)
-            await self._orders.rename(url, former.version)
-
-        lost = await self._each(back)
-        for url, reason in lost.items():
-            self._alive.remove(url)
-            await self._fleet.strand(url, self._former[url])
-            why = f"its weights are not known since an update failed: {reason}"
-            self._fleet.leave_out(url, why, self._former[url])
-        if lost:
-            text += f"; nor go back to the ones before: {_said(lost)}"
-        self._raise({}, text)
-        raise WeightUpdateError(text)
-
-    async def _each(
-        self, step: Callable[[str], Awaitable[None]], but: dict[str, str] | None = None
-    ) -> dict[str, str]:
-        """Take a step on every server that is there; what each answered that could not."""
-        faults: dict[str, str] = {}
-
-        async def one(url: str) -> None:
-            try:
-                await step(url)
-            except (GenerationError, DeadlineExceeded) as error:
-                if not is_gone(error):
-                    faults[url] = str(error)
-                    return
-                self._alive.remove(url)
-                self._gone[url] = str(error)
-                self._fleet.leave_out(url, str(error), self._former.get(url))
-
-        await gather_bounded(one, [url for url in self._alive if url not in (but or {})])
-        return faults
-
-    def _raise(self, faults: dict[str, str], what: str) -> None:
-        if faults:
-            raise WeightUpdateError(f"{what}: {_said(faults)}")
-        if not self._alive:
-            raise NothingServesError(f"no vLLM server is left; {what}; {_said(self._gone)}")
+def _miscounted(
+    source: TransferWeights, serving: list[str], newcomers: set[str], unfit: dict[str, str]
+) -> WeightUpdateError:
+    count = len(serving) + len(newcomers)
+    text = f"the sender was made for {len(source.engines)} engines; calls go to {len(serving)}"
+    if newcomers:
+        text += f", and {', '.join(sorted(newcomers))} can come back with them"
+    text += f": make it with num_engines={count}"
+    if unfit:
+        text += f"; not among them: {said(unfit)}"
+    return WeightUpdateError(text, num_engines=count)
 
 
 def _ours(version: str) -> str:
     return INITIAL_VERSION if version == UNNAMED else version
-
-
-def _said(faults: dict[str, str]) -> str:
-    return "; ".join(
-        reason if url in reason else f"{url}: {reason}" for url, reason in faults.items()
-    )
-
-
-def any_weights(directory: str) -> bool:
-    """Whether a directory holds a checkpoint; one may have been given for its tokenizer alone."""
-    return os.path.isdir(directory) and any(
-        name.endswith(".safetensors") for name in os.listdir(directory)
-    )
-
-
-def is_on_this_host(url: str) -> bool:
-    """Whether a URL is a loopback address: whoever listens there shares our memory."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

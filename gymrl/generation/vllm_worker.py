@@ -61,6 +61,11 @@ class WeightUpdateExtension:
             return f"{type(error).__name__}: {error}"
         return None
 
+    def gymrl_transfer_backend(self: Any) -> str | None:
+        """What takes weights from a trainer here; None: nothing does."""
+        config = self.vllm_config.weight_transfer_config
+        return None if config is None else str(config.backend)
+
     def gymrl_abandon_transfer(self: Any) -> bool:
         """Close a weight transfer that failed.
 

@@ -124,7 +124,8 @@ class TransferWeights(msgspec.Struct, frozen=True, kw_only=True, tag="transfer")
     """Weights that a trainer sends to vLLM engines over their own weight transfer.
 
     For engines that were started for it, with
-    ``vllm.engine_args: {weight_transfer_config: {backend: ...}}``. A sender of
+    ``vllm.engine_args: {weight_transfer_config: {backend: ...}}``, or for servers by URL that were
+    started with the like. A sender of
     :mod:`gymrl.generation.weight_transfer` makes it. The trainer sends while ``update_weights``
     runs, and must do so again for an engine that is started again: nothing of it is kept here, so a
     later update whose load fails has nothing to go back to.

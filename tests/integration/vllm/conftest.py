@@ -94,10 +94,14 @@ async def generator(models, _vllm_can_run):
 def servers(models, _vllm_can_run):
     """Two, with the route for tokens and without; the second can be told to refuse weights.
 
-    They want the key that the environment variable holds meanwhile.
+    They want the key that the environment variable holds meanwhile, and take weights of a trainer.
     """
-    refusing = "--worker-extension-cls tests.integration.vllm.refusing.RefusingExtension"
-    arguments = (f"--api-key {KEY} --enable-scale-out", f"--api-key {KEY} {refusing}")
+    every = f'--api-key {KEY} --weight-transfer-config {{"backend":"gymrl_gloo"}}'
+    extension = "--worker-extension-cls tests.integration.vllm.refusing"
+    arguments = (
+        f"{every} {extension}.TransferExtension --enable-scale-out",
+        f"{every} {extension}.RefusingExtension",
+    )
     servers = Servers(models.first, arguments)
     os.environ[VARIABLE] = KEY
     try:

@@ -1,4 +1,4 @@
-"""A server's worker that can be told not to load a checkpoint."""
+"""Workers of servers: one that can be told not to load a checkpoint, one that leaves that to vLLM."""
 
 from pathlib import Path
 from typing import Any
@@ -14,3 +14,10 @@ class RefusingExtension(WeightUpdateExtension):
         if (Path(directory) / MARK).exists():
             return "told to refuse them"
         return WeightUpdateExtension.gymrl_load_weights(self, directory)
+
+
+class TransferExtension:
+    """Takes transfers; checkpoints are loaded as vLLM does it, without gymrl."""
+
+    gymrl_transfer_backend = WeightUpdateExtension.gymrl_transfer_backend
+    gymrl_abandon_transfer = WeightUpdateExtension.gymrl_abandon_transfer

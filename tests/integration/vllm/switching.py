@@ -56,3 +56,16 @@ async def under_load(generator, update, num_calls: int = 6):
         await tokens(5)
         await update(tokens)
     return results
+
+
+async def until_all_seen(attempt, models_by_version) -> list[tuple[list[int], Generated]]:
+    """What the first `attempt` sampled whose calls have tokens of every version.
+
+    An engine may be done with its calls before their first tokens are here.
+    """
+    for _ in range(5):
+        results = await attempt()
+        named = [result for result in results if result[1].weight_versions]
+        if check_spans(named, models_by_version) == set(models_by_version):
+            return results
+    raise AssertionError("no calls were in flight while the weights changed")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -16,9 +17,10 @@ from gymrl.generation.fidelity import MAX_TOLERANCE
 from gymrl.generation.service import GenerationService
 from gymrl.generation.vllm_http import RemoteVllmGenerator
 from gymrl.generation.weights import DirectoryWeights, TensorWeights
-from tests.integration.vllm.engines import PROMPT, until
+from tests.integration.vllm.engines import PROMPT, engine_config, until
 from tests.integration.vllm.servers import MARK, VARIABLE, get, post
-from tests.integration.vllm.switching import check_spans, under_load
+from tests.integration.vllm.switching import check_spans, under_load, until_all_seen
+from tests.integration.vllm.trainer import Order, Trainer, unchecked
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -72,16 +74,17 @@ async def test_calls_in_flight_go_on_with_the_new_weights_and_say_from_where(
 ):
     generator = await connected(servers.urls[:1], models.first)
     try:
-        await generator.update_weights(DirectoryWeights(path=models.first), "a")
 
         async def there_and_back(tokens) -> None:
             await generator.update_weights(DirectoryWeights(path=models.second), "b")
             await tokens(5)
             await generator.update_weights(TensorWeights.of(first.model.state_dict()), "c")
 
-        results = await under_load(generator, there_and_back, num_calls=4)
-        seen = check_spans(results, {"a": first, "b": second, "c": first})
-        assert seen == {"a", "b", "c"}
+        async def attempt():
+            await generator.update_weights(DirectoryWeights(path=models.first), "a")
+            return await under_load(generator, there_and_back, num_calls=4)
+
+        await until_all_seen(attempt, {"a": first, "b": second, "c": first})
 
         async def cancelled(tokens) -> None:
             with anyio.move_on_after(0.05) as scope:
@@ -175,6 +178,122 @@ async def test_a_server_that_lost_its_weights_unnoticed_is_found_by_its_answer(
     await until(lambda: b'"11"' in (get(servers.ports[0], "/weight_info") or b""))
     await until(lambda: not generator.out)
     await sampled_by_both(generator, second, "11")
+
+
+FIRST, SECOND = Order(model=0), Order(model=1)
+
+
+@pytest.fixture(scope="module")
+def trainer(models):
+    with Trainer(models, num_engines=2) as trainer:
+        yield trainer
+
+
+async def test_a_trainer_sends_to_every_server_under_running_calls(
+    generator, trainer, first, second
+):
+    async def there_and_back(tokens) -> None:
+        await trainer.send(generator, SECOND, "21")
+        await tokens(5)
+        await trainer.send(generator, FIRST, "22")
+
+    async def attempt():
+        await trainer.send(generator, FIRST, "20")
+        return await under_load(generator, there_and_back, num_calls=4)
+
+    results = await until_all_seen(attempt, {"20": first, "21": second, "22": first})
+    assert all(len(result.token_ids) == 400 for _, result in results)
+    # The other server names no versions.
+    assert [bool(result.weight_versions) for _, result in results].count(True) == 2
+    await sampled_by_both(generator, first, "22")
+
+    await trainer.send(generator, SECOND, "23", pause="wait")
+    await sampled_by_both(generator, second, "23")
+
+
+async def test_a_service_hands_transfers_on_and_says_for_how_many_servers(servers, trainer, models):
+    vllm = VllmConfig(base_urls=servers.urls, update_servers=True, api_key_env=VARIABLE)
+    config = engine_config(models.first, vllm=vllm)
+    async with gymrl.spawn(GenerationService, in_process=True, config=config) as service:
+        weights = await trainer.begin(Order(model=0, with_new_sender=True))
+        for_one = msgspec.structs.replace(weights, engines=weights.engines[:1])
+        with pytest.raises(WeightUpdateError, match="make it with num_engines=2") as caught:
+            await service.call("update_weights", for_one, "one")
+        assert caught.value.num_engines == 2
+        await service.call("update_weights", weights, "two")
+        assert await trainer.outcome() == "sent"
+        assert await service.call("weight_version") == "two"
+    for port in servers.ports:
+        assert b'"two"' in get(port, "/weight_info")
+
+
+async def test_a_transfer_that_fails_in_the_models_is_undone_on_every_server(
+    generator, trainer, models, first
+):
+    await generator.update_weights(DirectoryWeights(path=models.first), "24")
+    cut = Order(model=1, cut="model.layers.1.self_attn.k_proj.weight", with_new_sender=True)
+    weights = unchecked(await trainer.begin(cut))
+    with pytest.raises(WeightUpdateError, match="'24' goes on serving"):
+        await generator.update_weights(weights, "25")
+    assert await trainer.outcome() == "sent"
+    assert generator.out == {}
+    await sampled_by_both(generator, first, "24")
+
+
+async def test_a_server_that_is_killed_in_the_middle_of_a_transfer_comes_back_with_the_next(
+    generator, servers, trainer, first, second
+):
+    await trainer.send(generator, Order(model=1, with_new_sender=True), "26")
+    killed = servers.urls[0].removesuffix("/v1")
+
+    async def torn() -> None:
+        with pytest.raises(WeightUpdateError, match="'26' goes on serving") as caught:
+            await generator.update_weights(await trainer.begin(stalls), "27")
+        assert killed in str(caught.value)
+
+    stalls = Order(model=0, stalls_after=7)
+    async with anyio.create_task_group() as group:
+        group.start_soon(torn)
+        await until(lambda: is_receiving(servers.ports[0]) and is_receiving(servers.ports[1]))
+        servers.kill(0)
+        await until(lambda: get(servers.ports[0], "/health") is None)
+        trainer.go_on()
+    assert "did not take the tensors" in await trainer.outcome()
+    assert list(generator.out) == [killed]
+    result = await generator.generate(PROMPT, SHORT)
+    assert max(second.errors(PROMPT, result, SHORT)) < MAX_TOLERANCE
+
+    servers.start(0)
+    await until(lambda: "they came from a trainer" in generator.out[killed], 100)
+    assert len(await generator.weight_takers()) == 2
+    await trainer.send(generator, Order(model=0, with_new_sender=True), "28")
+    assert generator.out == {}
+    await sampled_by_both(generator, first, "28")
+
+
+def is_receiving(port: int) -> bool:
+    name = 'vllm:rl_weight_update_operations_in_flight{operation="update"'
+    said = (get(port, "/metrics") or b"").decode()
+    return any(line.startswith(name) and line.endswith(" 1.0") for line in said.splitlines())
+
+
+async def test_a_trainer_that_dies_in_the_middle_leaves_the_old_weights_on_every_server(
+    generator, trainer, first
+):
+    await trainer.send(generator, Order(model=0, with_new_sender=True), "29")
+
+    async def torn(tokens) -> None:
+        weights = await trainer.begin(Order(model=1, dies_after=7))
+        with pytest.raises(WeightUpdateError, match="'29' goes on serving") as caught:
+            await generator.update_weights(weights, "30")
+        assert (caught.value.serving, caught.value.num_engines) == ("29", None)
+
+    results = await under_load(generator, torn, num_calls=2)
+    assert trainer.process.wait(10) == 1
+    named = [result for result in results if result[1].weight_versions]
+    assert check_spans(named, {"29": first}) == {"29"}
+    assert generator.out == {}
+    await sampled_by_both(generator, first, "29")
 
 
 async def test_a_server_without_the_routes_for_weights_is_named_with_the_switch(models):

@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         dtype: What the values are cast to.
         cut: A tensor of which only five rows are sent.
         dies_after: The process ends, without a word, after so many tensors.
-        stalls_after: It sends no more after so many tensors.
+        stalls_after: It sends no more after so many tensors, until it is told to go on.
         with_new_sender: The sender at hand has lost its workers.
     """
 
@@ -79,6 +79,7 @@ def write(answer: Any) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # ends a pause
     models, transfer = sys.argv[1:3], sys.argv[3]
     num_engines, num_workers = map(int, sys.argv[4:6])
     device = "cpu" if transfer == "gloo" else "cuda"
@@ -134,6 +135,10 @@ class Trainer:
             return self.process.stdout.readline()
 
         return msgspec.json.decode(await anyio.to_thread.run_sync(ask), type=TransferWeights)
+
+    def go_on(self) -> None:
+        """To one that stalls."""
+        self.process.send_signal(signal.SIGUSR1)
 
     async def outcome(self) -> str:
         """How that ended: ``sent``, or why not."""

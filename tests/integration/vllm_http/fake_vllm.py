@@ -39,11 +39,15 @@ class FakeVllm:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/completions", self._completions)
+        self.add_routes(app.router)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
         self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """More of them, in a fake that has more."""
 
     @property
     def port(self) -> int:

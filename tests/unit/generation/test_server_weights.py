@@ -7,7 +7,8 @@ from gymrl.config import VllmConfig
 from gymrl.errors import ConfigError, WeightUpdateError
 from gymrl.generation.balancer import Balancer
 from gymrl.generation.vllm_client import VllmClient
-from gymrl.generation.vllm_updates import ServerFleet, is_on_this_host
+from gymrl.generation.vllm_updates import ServerFleet
+from gymrl.generation.weight_offers import is_on_this_host
 from gymrl.generation.weights import DirectoryWeights, TensorWeights, TransferWeights
 
 ELSEWHERE = "http://gpu-host.invalid:8000"
@@ -42,9 +43,18 @@ async def test_tensors_go_to_servers_on_this_host_only():
     assert "give DirectoryWeights" in said
 
 
-async def test_a_transfer_goes_to_no_server():
-    weights = TransferWeights(backend="gymrl_gloo", init_info={}, update_info={})
-    assert "give servers DirectoryWeights" in await refusal(weights)
+async def test_a_transfer_is_for_as_many_engines_as_there_are_servers():
+    weights = TransferWeights(
+        backend="gymrl_gloo", init_info={}, update_info={}, engines=({"rank": 1}, {"rank": 2})
+    )
+    said = await refusal(weights)
+    assert "made for 2 engines; calls go to 1: make it with num_engines=1" in said
+
+
+async def test_a_transfer_that_does_not_fit_reaches_no_server():
+    lists = {"names": ["odd"], "shapes": [[3]], "dtype_names": ["int64"]}
+    weights = TransferWeights(backend="gymrl_gloo", init_info={}, update_info=lists)
+    assert "1 of a type that is none of float32" in await refusal(weights)
 
 
 async def test_the_name_that_vllm_gives_its_first_weights_is_refused():
