@@ -128,6 +128,19 @@ def test_with_both_roads_the_images_are_the_answers_and_the_servers_are_noted():
     assert bins.served == sources([CAT], [])
 
 
+def test_an_image_in_another_ones_place_fails_the_row_where_both_roads_are_asked():
+    """It has the same tokens, so that the answer's are contiguous."""
+    answer = gym_answer([([1, 9, 9, 2], [3]), ([1, 9, 9, 2, 3, 4], [5])])
+    swapped = frame(
+        (-1, 0, [1, 9, 9, 2], [3], {"images": (LedgerImage(1, CAT),)}),
+        (0, 1, [1, 9, 9, 2, 3, 4], [5], {"images": (LedgerImage(1, DOG),)}),
+    )
+    assert len(read(answer, None).turns) == 2
+    with pytest.raises(LedgerMismatchError, match="differ in"):
+        read(answer, swapped, token_source="both")
+    assert len(read(answer, swapped, token_source="ledger").turns) == 1
+
+
 def test_side_calls_are_counted_and_left_out():
     trajectory = read(ANSWER, WITH_SIDE, token_source="ledger")
     assert trajectory.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
