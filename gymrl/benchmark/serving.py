@@ -26,7 +26,7 @@ from gymrl.benchmark.real import (
 from gymrl.benchmark.roots import find_benchmark, search_roots
 from gymrl.benchmark.servers import BenchmarkServers, ServingConfig
 from gymrl.benchmark.settings import checked_overrides, load_config, resolved, unresolved, value_of
-from gymrl.config import GymConfig
+from gymrl.config import GymConfig, require_urls
 from gymrl.errors import ConfigError
 from gymrl.gym.registry import ENVIRONMENTS, RELAY
 
@@ -293,6 +293,7 @@ def _base_urls(given: object) -> tuple[str, ...]:
             "overrides",
             setting="policy_base_url",
         )
+    require_urls("policy_base_url", tuple(urls))
     return tuple(urls)
 
 

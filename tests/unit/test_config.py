@@ -253,3 +253,18 @@ def test_the_settings_of_a_subclass_are_typed_too():
 def test_a_port_range_ends_where_ports_end():
     with pytest.raises(ConfigError, match="below 65536"):
         GymConfig(port_range_low=65000, port_range_high=70000)
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (GymConfig, {"base_urls": ["http://127.0.0.1:1/v1", "https://user:sk-1234@policy/v1"]}),
+        (GymConfig, {"registry_url": "http://sk-1234@registry:8000"}),
+        (VllmConfig, {"base_urls": ["http://:sk-1234@node1:8000/v1"]}),
+    ],
+)
+def test_a_key_in_an_address_is_refused_and_not_shown(cls, settings):
+    with pytest.raises(ConfigError, match="Put the key") as caught:
+        cls(**settings)
+    assert "sk-1234" not in str(caught.value)
+    assert GymConfig(base_urls=["http://127.0.0.1:1/v1/@scope"]).base_urls

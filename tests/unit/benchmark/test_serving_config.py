@@ -140,3 +140,9 @@ def test_the_servers_of_a_benchmark_can_be_had_without_a_policy():
             }
         }
     }
+
+
+def test_a_key_in_the_policys_address_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="policy_base_url holds") as caught:
+        serving_config(config(policy_base_url="https://me:sk-1234@policy/v1"), None)
+    assert "sk-1234" not in str(caught.value)
