@@ -315,6 +315,21 @@ def bucket_rows(
         RowValueError: A group mixes routes, the size is not positive or does not divide the number
             of rows, or no shard hosts a route. Nothing was assigned then.
     """
+    buckets: dict[str, Bucket[HandleT]] = {}
+    for group, shard in route_groups(rows, shard_set, routing_group_size):
+        label, handle = shard.next_instance()
+        buckets.setdefault(label, Bucket(label, handle, [])).rows.extend(group)
+    return list(buckets.values())
+
+
+def route_groups(
+    rows: Sequence[Row], shard_set: ShardSet[HandleT], routing_group_size: int
+) -> list[tuple[Sequence[Row], Shard[HandleT]]]:
+    """The groups of a batch, each with the shard that it goes to; nobody's turn is taken.
+
+    Raises:
+        RowValueError: As :func:`bucket_rows`.
+    """
     if routing_group_size <= 0 or len(rows) % routing_group_size:
         raise RowValueError(
             f"{len(rows)} rows are not whole groups of {routing_group_size} (routing_group_size)"
@@ -323,12 +338,7 @@ def bucket_rows(
         rows[start : start + routing_group_size]
         for start in range(0, len(rows), routing_group_size)
     ]
-    shards = [shard_set.shard_of(_one_route(group), group[0].index) for group in groups]
-    buckets: dict[str, Bucket[HandleT]] = {}
-    for group, shard in zip(groups, shards, strict=True):
-        label, handle = shard.next_instance()
-        buckets.setdefault(label, Bucket(label, handle, [])).rows.extend(group)
-    return list(buckets.values())
+    return [(group, shard_set.shard_of(_one_route(group), group[0].index)) for group in groups]
 
 
 def _one_route(group: Sequence[Row]) -> str:

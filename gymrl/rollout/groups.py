@@ -48,7 +48,7 @@ class GroupAccumulator:
     Raises:
         RowTypeError: `group_size` is no integer.
         RowValueError: `group_size` does not divide the batch, mixed agents are allowed for more
-            than one group, or the rows of a group have unequal task indices.
+            than one group, or the rows of a group have unequal task indices or routes.
     """
 
     def __init__(
@@ -71,20 +71,24 @@ class GroupAccumulator:
         self._open_groups = len(self._left)
         if not allow_mixed_agents:
             for group in range(len(self._left)):
-                self._check_task(group)
+                self._check_prompt(group)
 
     def _group_rows(self, group: int) -> tuple[Row, ...]:
         return self._rows[group * self._size : (group + 1) * self._size]
 
-    def _check_task(self, group: int) -> None:
+    def _check_prompt(self, group: int) -> None:
         first, *others = self._group_rows(group)
         for row in others:
-            if row.task_index != first.task_index:
-                raise RowValueError(
-                    f"group {group}: rows {first.index} and {row.index} have the task indices "
-                    f"{first.task_index} and {row.task_index}; a group is one prompt",
-                    row=row.index,
-                )
+            for what, of_first, of_row in (
+                ("task indices", first.task_index, row.task_index),
+                ("routes", first.route, row.route),
+            ):
+                if of_first != of_row:
+                    raise RowValueError(
+                        f"group {group}: rows {first.index} and {row.index} have the {what} "
+                        f"{of_first!r} and {of_row!r}; a group is one prompt",
+                        row=row.index,
+                    )
 
     @property
     def num_groups(self) -> int:

@@ -19,6 +19,7 @@ from gymrl.errors import (
     RolloutStreamError,
     RowIndexValueError,
 )
+from gymrl.gym.shards import route_groups
 from gymrl.rollout.deadlines import Deadlines
 from gymrl.rollout.dispatch import Dispatch, Dispatcher
 from gymrl.rollout.groups import CompletedGroup, GroupAccumulator, name_rows
@@ -84,6 +85,10 @@ class Batch:
 
     Attributes:
         progress: Counters of this batch alone.
+
+    Raises:
+        RowValueError: Rows of one group are no attempts at one prompt, or rows that must stay
+            together go to several routes.
     """
 
     def __init__(self, run: Run, rows: Sequence[Row], sizes: GroupSizes, scoring: Scoring) -> None:
@@ -96,6 +101,7 @@ class Batch:
         self._groups = GroupAccumulator(
             rows, sizes.group, allow_mixed_agents=sizes.returns_entire_batch
         )
+        route_groups(rows, run.shards, sizes.routing_size)  # refuses here what it would later
         self._merge: StreamMerge[Dispatch, RowResult] = StreamMerge()
         self._dispatcher = Dispatcher(
             self._merge,

@@ -440,3 +440,20 @@ async def test_nothing_is_left_running_after_all_this(make_engine, row):
         with contextlib.suppress(RolloutStreamError):
             await engine.run([row(**{"raise": "x"}), row(delay=60)])
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        GroupSizes(group=2),
+        GroupSizes(group=2, routing=1),
+        GroupSizes(group=4, routing=2, identity=2, returns_entire_batch=True),
+    ],
+)
+async def test_groups_that_mix_routes_are_refused_before_there_is_a_stream(
+    make_engine, row, sizes, log
+):
+    async with make_engine(in_process=True) as engine:
+        with pytest.raises(RowValueError, match="'math'"):
+            engine.stream_repeated([row("math"), row("code"), row("math"), row("math")], sizes)
+    assert "run" not in log.read_text()
