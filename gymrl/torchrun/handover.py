@@ -12,9 +12,7 @@ on its own GPU, and the engines read them there.
 from __future__ import annotations
 
 import functools
-import threading
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
@@ -23,9 +21,10 @@ from gymrl.errors import ActorError, ConfigError, WeightUpdateError
 from gymrl.generation.weight_transfer import take_part, weight_sender
 from gymrl.generation.weights import TensorWeights, TransferWeights
 from gymrl.torchrun.weights import named_tensors, whole_parameters
+from gymrl.torchrun.world import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from concurrent.futures import Future
 
     from gymrl.generation.weight_transfer import Transfer, WeightSender
     from gymrl.torchrun.config import TorchrunConfig
@@ -65,16 +64,18 @@ class Copies:
     """Hands copies over; see the module.
 
     Args:
+        world: The ranks.
         site: What this rank holds.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, world: GroupWorld | LoneWorld, site: Site) -> None:
+        self._world = world
         self._site = site
 
     def give(self, model: torch.nn.Module, version: str) -> None:
         """See :class:`Handover`."""
         node = self._site.node
-        tensors = whole_parameters(model, keep=node is not None)
+        tensors = self._world.attend(lambda: whole_parameters(model, keep=node is not None))
         if node is not None:
             self._site.run(node.update_weights, TensorWeights.of(tensors), version)
 
@@ -130,7 +131,7 @@ class Transfers:
             weights = self._open_sender().weights(state)
         else:
             weights = None
-            self._attend(lambda: take_part(state))
+            self._world.attend(lambda: take_part(state))
         if weights is not None:
             self._deliver(weights, state, version)
 
@@ -140,14 +141,8 @@ class Transfers:
         return self._sender
 
     def _shown_by_all(self, sender: WeightSender, state: Tensors) -> TransferWeights | None:
-        own = self._attend(lambda: sender.weights(state))
+        own = self._world.attend(lambda: sender.weights(state))
         return gather_shown(self._world, own, f"shown {self._count}", self._seconds)
-
-    def _attend(self, work: Callable[[], Any]) -> Any:
-        """Do what torch can't be interrupted in, and look for bad news meanwhile."""
-        doing = in_thread(work)
-        self._site.wait([doing])
-        return doing.result()
 
     def _deliver(self, weights: TransferWeights, state: Tensors, version: str) -> None:
         node, sender = self._site.node, self._sender
@@ -226,22 +221,3 @@ def gather_shown(
     if parts is None:
         return None
     return merged([msgspec.msgpack.decode(part, type=TransferWeights) for part in parts])
-
-
-def in_thread(work: Callable[[], Any]) -> Future[Any]:
-    """Do something beside; its thread does not keep the process from ending."""
-    done: Future[Any] = Future()
-    device = torch.cuda.current_device() if torch.cuda.is_available() else None
-
-    def run() -> None:
-        try:
-            if device is not None:
-                # What is current is so for each thread, and the optimizer may still be writing.
-                torch.cuda.set_device(device)
-                torch.cuda.synchronize(device)
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="gymrl-handover", daemon=True).start()
-    return done

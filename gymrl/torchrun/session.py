@@ -148,7 +148,7 @@ class Rollouts:
 
     def _made_handover(self, world: GroupWorld | LoneWorld, site: Site) -> Handover:
         if self.config.weight_transfer is None:
-            return Copies(site)
+            return Copies(world, site)
         return Transfers(self.config, world, site)
 
     def __exit__(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import hmac
 import os
 import secrets
 import socket
+import threading
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -17,16 +20,18 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from gymrl.errors import ConfigError, RankFailedError
-from gymrl.torchrun.line import STORE_TIMEOUT, StoreLine
+from gymrl.torchrun.line import LOOK_S, STORE_TIMEOUT, StoreLine
 from gymrl.torchrun.rendezvous import fresh_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from gymrl.torchrun.config import TorchrunConfig
+
+T = TypeVar("T")
 
 SECRET_VARIABLE = "GYMRL_SECRET"  # the name of a variable, not its value
 """Where a launcher may put a secret of its own; nodes that have another one are refused."""
@@ -92,6 +97,10 @@ class LoneWorld:
 
     def barrier(self, name: str, seconds: float, setting: str) -> None:
         """Nobody to wait for."""
+
+    def attend(self, work: Callable[[], T]) -> T:
+        """Do it."""
+        return work()
 
     def gather_on_node(self, own: bytes, name: str, seconds: float) -> list[bytes] | None:
         """This rank's alone."""
@@ -225,6 +234,18 @@ class GroupWorld:
         """Wait for every rank; see :meth:`StoreLine.barrier`."""
         self.line.barrier(name, seconds, setting)
 
+    def attend(self, work: Callable[[], T]) -> T:
+        """Do what torch can't be interrupted in, and look for bad news meanwhile.
+
+        Raises:
+            RankFailedError: The job failed; `work` is left behind.
+            Exception: What `work` raises.
+        """
+        doing: Future[T] = in_thread(work)
+        while not concurrent.futures.wait([doing], LOOK_S).done:
+            self.check()
+        return doing.result()
+
     # --- bytes -----------------------------------------------------------------------------------
 
     def send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> None:
@@ -233,14 +254,17 @@ class GroupWorld:
         Raises:
             RankFailedError: A rank has gone.
         """
-        works = []
-        for rank in range(1, self.size):
-            tensor = torch.from_numpy(parts[rank])
-            works.append((rank, tensor, dist.isend(tensor, dst=rank, group=self.group)))
-        for rank, _, work in works:
-            with self._told(f"sending its share to rank {rank}"):
-                if work is not None:
-                    work.wait()
+        with self._told("sending shares"):
+            self.attend(lambda: self._send(parts))
+
+    def _send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> None:
+        tensors = [torch.from_numpy(part) for part in parts]
+        works = [
+            dist.isend(tensors[rank], dst=rank, group=self.group) for rank in range(1, self.size)
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
 
     def receive(self, size: int, source: int = 0) -> npt.NDArray[np.uint8]:
         """So many bytes that another rank sends: this rank's part of :meth:`send`, if rank 0 does.
@@ -250,7 +274,7 @@ class GroupWorld:
         """
         tensor = torch.empty(size, dtype=torch.uint8)
         with self._told(f"receiving from rank {source}"):
-            dist.recv(tensor, src=source, group=self.group)
+            self.attend(lambda: dist.recv(tensor, src=source, group=self.group))
         return tensor.numpy()
 
     def gather_on_node(self, own: bytes, name: str, seconds: float) -> list[bytes] | None:
@@ -268,9 +292,9 @@ class GroupWorld:
         leader = self.mates[0]
         if self.rank != leader:
             self.line.put(f"{name}/{self.rank}", str(len(own)).encode())
+            tensor = torch.frombuffer(bytearray(own), dtype=torch.uint8)
             with self._told(f"sending to rank {leader}"):
-                tensor = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-                dist.send(tensor, dst=leader, group=self.group)
+                self.attend(lambda: dist.send(tensor, dst=leader, group=self.group))
             return None
         parts = [own]
         for mate in self.mates[1:]:
@@ -285,6 +309,8 @@ class GroupWorld:
         """What torch says of a peer that is gone becomes the cause."""
         try:
             yield
+        except RankFailedError:
+            raise
         except RuntimeError as error:
             cause = self.echo(error, doing)
             raise cause from cause.__cause__ or error
@@ -330,6 +356,25 @@ def is_echo(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or "gloo/" in str(error) or "NCCL" in str(error)
     )
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Do something beside; its thread does not keep the process from ending."""
+    done: Future[T] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def run() -> None:
+        try:
+            if device is not None:
+                # What is current is so for each thread, and the optimizer may still be writing.
+                torch.cuda.set_device(device)
+                torch.cuda.synchronize(device)
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="gymrl-beside", daemon=True).start()
+    return done
 
 
 def _own_address() -> str:

@@ -59,7 +59,7 @@ def run_command(command, timeout, variables):
         return Job(process.returncode, output, log)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def launch():
     """Run a job on so many ranks; 0: under plain python."""
 

@@ -16,6 +16,9 @@ from gymrl.torchrun import PerNode, TorchrunConfig
 
 torch.set_num_threads(1)
 
+LAST_ACTS = []
+"""What is done when a rank has said its error."""
+
 
 def say(**facts):
     # One write: lines of two ranks share a pipe.
@@ -121,11 +124,19 @@ def rank_killed():
 
 
 def rank_stuck():
+    from torch.distributed.fsdp import fully_shard
+
     with gymrl.torchrun.rollouts(config()) as rollouts:
+        sharded = fully_shard(torch.nn.Linear(4, 4))
         rollouts.collect(latency_rows(2))
+        stopped = torch.tensor(os.getpid() * rollouts.rank)
+        torch.distributed.all_reduce(stopped)
+        if rollouts.rank == 0:
+            # The launcher would give it half a minute to end by itself.
+            LAST_ACTS.append(lambda: os.kill(int(stopped), signal.SIGKILL))
         if rollouts.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        rollouts.update_weights(torch.nn.Linear(1, 1))
+        rollouts.update_weights(sharded)
 
 
 def stream_body_raises():
@@ -356,6 +367,8 @@ def run(name):
         )
         # The launcher ends the other ranks with the first that fails; let them speak.
         time.sleep(float(os.environ.get("LINGER_S", "0")))
+        for act in LAST_ACTS:
+            act()
         raise
 
 

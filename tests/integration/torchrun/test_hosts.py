@@ -73,14 +73,16 @@ def job(tmp_path):
         yield start
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_host_runs_its_own_workers(job, count):
-    running = job(count, "collect", variables={"GYM_WORKERS": "1"})
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "slow"), [(2, {1: "2mbit"}), (4, None)])
+def test_every_host_runs_its_own_workers_also_behind_a_slow_link(job, count, slow):
+    running = job(count, "collect", slow=slow, variables={"GYM_WORKERS": "1"})
     for process in running.launched:
         assert process.wait(timeout=150) == 0, [running.log(n) for n in range(count)]
     steps = [facts for n in range(count) for facts in running.said(n) if "groups" in facts]
     assert len({pid for facts in steps for pid in facts["pids"]}) == count
     first = [running.said(n)[0]["groups"] for n in range(count)]
+    assert all(first)
     assert sorted(index for share in first for index in share) == [0, 1, 2, 3, 4]
 
 
@@ -94,15 +96,6 @@ def test_new_weights_reach_the_generators_of_every_host(job, tmp_path):
     # Each host's groups were sampled by its own generator, from the sharded model's new weights.
     assert max(facts["gap"] for facts in steps) < 1e-3
     assert {facts["version"] for facts in steps if facts["killed"]} == {2}
-
-
-def test_a_host_behind_a_slow_link_gets_and_gives_its_groups(job):
-    running = job(2, "collect", slow={1: "2mbit"}, variables={"GYM_WORKERS": "1"})
-    for process in running.launched:
-        assert process.wait(timeout=150) == 0, [running.log(n) for n in range(2)]
-    first = [running.said(n)[0]["groups"] for n in range(2)]
-    assert sorted(index for share in first for index in share) == [0, 1, 2, 3, 4]
-    assert all(first)
 
 
 def test_a_host_that_dies_ends_the_job_everywhere(job):

@@ -5,28 +5,38 @@ import pytest
 pytestmark = pytest.mark.timeout(200)
 
 
-def test_each_rank_gets_whole_groups_and_together_they_have_all(launch):
-    job = launch("collect")
-    assert job.code == 0, job.log
+@pytest.fixture(scope="module")
+def shared(launch):
+    return launch("collect", GYM_WORKERS="2")
+
+
+@pytest.fixture(scope="module")
+def alone(launch):
+    return launch("collect", ranks=0)
+
+
+def test_each_rank_gets_whole_groups_and_together_they_have_all(shared):
+    assert shared.code == 0, shared.log
     for call in range(2):
-        shares = [job.of(rank)[call] for rank in (0, 1)]
+        shares = [shared.of(rank)[call] for rank in (0, 1)]
         assert sorted(shares[0]["groups"] + shares[1]["groups"]) == [0, 1, 2, 3, 4]
         assert {n for share in shares for n in share["samples"]} == {2}
         assert {share["reward_mean"] for share in shares} == {0.25}
-    states = [facts["state"] for facts in job.said if "state" in facts]
+    states = [facts["state"] for facts in shared.said if "state" in facts]
     assert states == [{"calls": 2, "version": 0, "position": 10, "pending": []}] * 2
 
 
-def test_plain_python_is_a_world_of_one(launch):
-    job = launch("collect", ranks=0)
-    assert job.code == 0, job.log
-    assert job.said[0]["groups"] == [0, 1, 2, 3, 4]
-    assert job.said[0]["size"] == 1
+def test_several_gym_workers_share_a_nodes_groups(shared):
+    assert len({pid for facts in shared.said for pid in facts.get("pids", [])}) == 2
 
 
-def test_the_same_rollouts_come_out_whatever_the_number_of_ranks(launch):
-    alone = launch("collect", ranks=0)
-    shared = launch("collect", ranks=2)
+def test_plain_python_is_a_world_of_one(alone):
+    assert alone.code == 0, alone.log
+    assert alone.said[0]["groups"] == [0, 1, 2, 3, 4]
+    assert alone.said[0]["size"] == 1
+
+
+def test_the_same_rollouts_come_out_whatever_the_number_of_ranks(alone, shared):
     together = sorted(t for rank in (0, 1) for t in shared.of(rank)[0]["tokens"])
     assert together == sorted(alone.said[0]["tokens"])
 
@@ -49,12 +59,6 @@ def test_groups_of_a_stream_are_never_older_than_asked(launch):
     assert states[0]["position"] == 16 + len(states[0]["pending"])
 
 
-def test_several_gym_workers_share_a_nodes_groups(launch):
-    job = launch("collect", GYM_WORKERS="2")
-    assert job.code == 0, job.log
-    assert len({pid for facts in job.said for pid in facts.get("pids", [])}) == 2
-
-
 def test_a_rank_that_waits_does_not_burn_a_core(launch):
     job = launch("idle")
     assert job.code == 0, job.log
@@ -63,7 +67,7 @@ def test_a_rank_that_waits_does_not_burn_a_core(launch):
 
 @pytest.mark.parametrize("name", ["body_raises", "collective_waits"])
 def test_an_exception_on_one_rank_is_raised_on_all(launch, name):
-    job = launch(name, LINGER_S="6")
+    job = launch(name, LINGER_S="3")
     assert job.code != 0
     errors = job.errors()
     assert errors[1]["error"] == "KeyError"
@@ -74,7 +78,7 @@ def test_an_exception_on_one_rank_is_raised_on_all(launch, name):
 
 
 def test_a_failing_engine_ends_every_rank_with_its_error(launch):
-    job = launch("engine_fails", LINGER_S="3")
+    job = launch("engine_fails", LINGER_S="2")
     errors = job.errors()
     assert errors[0]["error"] == "RowValueError"
     assert "'nowhere'" in errors[0]["text"]
@@ -83,7 +87,7 @@ def test_a_failing_engine_ends_every_rank_with_its_error(launch):
 
 
 def test_a_killed_worker_without_restarts_ends_every_rank(launch):
-    job = launch("worker_dies", LINGER_S="3")
+    job = launch("worker_dies", LINGER_S="2")
     errors = job.errors()
     assert errors[0]["error"] == "RolloutStreamError"
     assert "exit code 3" in errors[0]["text"]
@@ -91,7 +95,7 @@ def test_a_killed_worker_without_restarts_ends_every_rank(launch):
     assert "exit code 3" in errors[1]["text"]
 
 
-def test_a_rank_that_is_stopped_is_found_and_named(launch):
+def test_a_rank_that_is_stopped_is_found_and_named_also_while_weights_are_gathered(launch):
     job = launch("rank_stuck", LINGER_S="1")
     errors = job.errors()
     assert errors[0]["error"] == "RankFailedError"
