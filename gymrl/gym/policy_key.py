@@ -24,9 +24,14 @@ REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _SHOWN_CHARS = 200
 
 
+OWN_SECRETS = frozenset({"GYMRL_SECRET", "GYMRL_VIEW_TOKEN"})
+"""Variables of links between nodes and of the viewer, which no server's process has use for."""
+
+
 def without_key(environment: Mapping[str, str], variable: str | None) -> dict[str, str]:
-    """A process's environment without the variable that holds the key."""
-    return {name: value for name, value in environment.items() if name != variable}
+    """A process's environment without the variable that holds the key, and without gymrl's secrets."""
+    withheld = OWN_SECRETS | {variable}
+    return {name: value for name, value in environment.items() if name not in withheld}
 
 
 class KeyedPool(HttpPool):
