@@ -1,6 +1,6 @@
 # Each target does its own set-up; nothing needs to be installed before.
 .DEFAULT_GOAL := help
-.PHONY: help install demo train test unit gpu soak check docs bench clean
+.PHONY: help install demo train test unit newest gpu soak check docs bench clean
 BIN := .venv/bin
 # Two processes share two cores on a small machine; torch must not spin on both.
 export OMP_NUM_THREADS ?= 1
@@ -28,9 +28,13 @@ test: install ## Run all tests
 unit: install ## Run the unit tests alone (under a minute)
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
+newest: ## Run the unit tests beside the newest packages, which vLLM for CPUs does not allow
+	@GYMRL_VENV=.venv-newest GYMRL_VLLM=no scripts/install
+	@.venv-newest/bin/python -m pytest tests/unit $(PYTEST_ARGS)
+
 gpu: ## Run the tests that need GPUs, beside vLLM for GPUs
-	@GYMRL_VLLM=gpu scripts/install
-	@GYMRL_GPU=1 $(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+	@GYMRL_VENV=.venv-gpu GYMRL_VLLM=gpu scripts/install
+	@GYMRL_GPU=1 .venv-gpu/bin/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 soak: install ## Minutes of faults in the actors; figures as one line of JSON
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
