@@ -337,6 +337,15 @@ async def test_the_raw_json_is_asked_for_level_by_level(viewer, tabs):
     assert sum("/raw?" in url for url in tab.asked) == 3
 
 
+async def test_marks_of_the_reports_charts_are_on_no_other_page(viewer, tabs):
+    tab = await tabs(viewer, "/row/2?tab=raw")
+    await tab.until("() => document.querySelector('.raw .key')")
+    for path, keys in (("/row/2?tab=raw", ".raw .key"), ("/row/2", ".key:has(.legend)")):
+        await tab.visit(path)
+        before = f"getComputedStyle(document.querySelector({keys!r}), '::before').content"
+        assert await tab.page.evaluate(before) == "none"
+
+
 async def test_two_rollouts_side_by_side_and_where_they_part(viewer, tabs):
     tab = await tabs(viewer, "/group/0")
     await tab.page.get_by_label("Compare attempt 0").check()
