@@ -6,6 +6,7 @@ side, a client that may be gone, and failures that no status can tell any more.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class ClientGoneError(ConnectionError):
+    """Nobody reads the answer any more."""
+
+
+async def send(response: web.StreamResponse, data: bytes) -> None:
+    """Write to the client.
+
+    Raises:
+        ClientGoneError: It is gone.
+    """
+    try:
+        await response.write(data)
+    except ConnectionError as error:
+        raise ClientGoneError(str(error)) from error
+
+
+def putting(stream: MemoryObjectSendStream[T]) -> Callable[[T], None]:
+    """What puts items into a stream; those that come when nobody reads it any more are dropped.
+
+    A decoding thread may have tokens on their way when the call is cancelled.
+    """
+
+    def put(item: T) -> None:
+        with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+            stream.send_nowait(item)
+
+    return put
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +100,7 @@ async def write_chunks(response: web.StreamResponse, chunks: Chunks[T]) -> None:
         chunks: What is sampled and how it is written.
 
     Raises:
-        ConnectionError: In a group; the client is gone.
+        ClientGoneError: The client is gone.
     """
     samples: dict[int, T] = {}
 
@@ -83,7 +113,7 @@ async def write_chunks(response: web.StreamResponse, chunks: Chunks[T]) -> None:
     if chunks.usage is not None:
         usage = chunks.usage([samples[index] for index in range(chunks.num_choices)])
         await _write(response, {**chunks.envelope, "choices": [], "usage": usage})
-    await response.write(b"data: [DONE]\n\n")
+    await send(response, b"data: [DONE]\n\n")
 
 
 async def write_or_tell(
@@ -99,17 +129,19 @@ async def write_or_tell(
         Whether all was written.
 
     Raises:
-        ConnectionError: In a group; the client is gone.
+        ClientGoneError: The client is gone.
     """
     failed: list[Exception] = []
+    is_gone = False
     try:
         await write()
-    except* ConnectionError:
-        logger.debug("the client of a stream is gone")
-        raise
+    except* ClientGoneError:
+        is_gone = True
     except* Exception as errors:
         failed.extend(errors.exceptions)
         logger.exception("a streamed generation failed")
+    if is_gone:
+        raise ClientGoneError("the client of a stream is gone")
     if failed:
         await tell(failed[0])
     return not failed
@@ -118,18 +150,20 @@ async def write_or_tell(
 async def _write_choices(
     response: web.StreamResponse, chunks: Chunks[T], samples: dict[int, T]
 ) -> None:
-    send: MemoryObjectSendStream[_Token | _Sampled[T]]
+    sending: MemoryObjectSendStream[_Token | _Sampled[T]]
     receive: MemoryObjectReceiveStream[_Token | _Sampled[T]]
-    send, receive = anyio.create_memory_object_stream(math.inf)
+    sending, receive = anyio.create_memory_object_stream(math.inf)
+
+    put = putting(sending)
 
     async def sample(index: int) -> None:
         sampled = await chunks.sample(
             index,
-            lambda token_id, logprob: send.send_nowait(_Token(index, token_id, logprob)),
+            lambda token_id, logprob: put(_Token(index, token_id, logprob)),
         )
-        send.send_nowait(_Sampled(index, sampled))
+        put(_Sampled(index, sampled))
 
-    async with send, receive, anyio.create_task_group() as group:
+    async with sending, receive, anyio.create_task_group() as group:
         for index in range(chunks.num_choices):
             group.start_soon(sample, index)
         for index in range(chunks.num_choices):
@@ -145,4 +179,4 @@ async def _write_choices(
 
 
 async def _write(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
+    await send(response, b"data: " + msgspec.json.encode(event) + b"\n\n")

@@ -48,6 +48,7 @@ _NO_PROMPT: Neutral = {
     "chat_template": (None,),
     "continue_final_message": (None, False),
     "documents": (None, []),
+    "kv_transfer_params": (None, {}),
     "truncate_prompt_tokens": (None,),
 }
 _NO_VARIABLES = frozenset(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from gymrl.generation.chunks import write_or_tell
+from gymrl.generation.chunks import putting, send, write_or_tell
 from gymrl.generation.responses_api import included_logprobs, opened_response, response_of
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ class ResponseStream:
     async def _sample(
         self, response: web.StreamResponse, sampling: SamplingParams, answer: AnswerStream
     ) -> Completion:
-        send, receive = anyio.create_memory_object_stream[int](math.inf)
+        sending, receive = anyio.create_memory_object_stream[int](math.inf)
         completions: list[Completion] = []
         async with receive, anyio.create_task_group() as group:
-            group.start_soon(self._sample_into, completions, sampling, send)
+            group.start_soon(self._sample_into, completions, sampling, sending)
             async for token_id in receive:
                 await self._write_piece(response, answer.push(token_id))
         return completions[0]
@@ -141,14 +141,15 @@ class ResponseStream:
         self,
         completions: list[Completion],
         sampling: SamplingParams,
-        send: MemoryObjectSendStream[int],
+        sending: MemoryObjectSendStream[int],
     ) -> None:
-        async with send:
+        put = putting(sending)
+        async with sending:
             completion = await self._policy.sample(
                 self._prompt_ids,
                 self._conversation,
                 sampling,
-                lambda token_id, _: send.send_nowait(token_id),
+                lambda token_id, _: put(token_id),
             )
             completions.append(completion)
 
@@ -231,4 +232,4 @@ class ResponseStream:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         data = msgspec.json.encode(event)
-        await out.write(b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n")
+        await send(out, b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n")

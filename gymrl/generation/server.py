@@ -26,6 +26,7 @@ from gymrl.concurrency import gather_bounded
 from gymrl.errors import GenerationRequestError, GymrlError, ServerStartError
 from gymrl.generation import chat_api, responses_api
 from gymrl.generation.base import SamplingParams, fault_of, token_budget
+from gymrl.generation.chunks import ClientGoneError
 from gymrl.generation.completions_api import CompletionRequest, Completions
 from gymrl.generation.deferred import DeferredGenerator
 from gymrl.generation.http_errors import (
@@ -318,6 +319,9 @@ class GenerationServer:
             return error_answer(413, self._size_limit, INVALID)
         except web.HTTPException as error:
             return status_answer(error, request)
+        except ClientGoneError as error:
+            logger.debug("%s %s: %s", request.method, request.path, error)
+            return error_answer(499, str(error), "ClientGoneError")
         except (GymrlError, ConnectionError) as error:
             answer = known_answer(error)
             if answer is None:

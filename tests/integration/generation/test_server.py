@@ -406,6 +406,20 @@ async def test_an_error_in_a_stream_is_an_event(serve, caplog):
     assert events[-1]["error"]["type"] == "GenerationError"
 
 
+async def test_a_client_that_leaves_while_tokens_come_is_no_error_in_the_log(serve_tiny, caplog):
+    body = {"messages": USER, "stream": True, "n": 2, "max_tokens": 1000, "ignore_eos": True}
+    async with serve_tiny() as (client, generator):
+        answer = await client.session.post(client.base_url + "/chat/completions", json=body)
+        await answer.content.readline()
+        answer.close()
+        for _ in range(2000):
+            if not generator.num_running + generator.num_waiting:
+                break
+            await anyio.sleep(0.01)
+        assert not generator.num_running + generator.num_waiting
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_client_that_leaves_a_stream_cancels_its_generation(serve):
     async def never(prompt_ids, sampling):
         await anyio.sleep_forever()
