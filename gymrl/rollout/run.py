@@ -92,6 +92,7 @@ class Batch:
     """
 
     def __init__(self, run: Run, rows: Sequence[Row], sizes: GroupSizes, scoring: Scoring) -> None:
+        route_groups(rows, run.shards, sizes.routing_size)  # refuses now what can't be dispatched
         self.progress = Progress()
         self._run = run
         self._counted = (run.progress, self.progress)
@@ -101,7 +102,6 @@ class Batch:
         self._groups = GroupAccumulator(
             rows, sizes.group, allow_mixed_agents=sizes.returns_entire_batch
         )
-        route_groups(rows, run.shards, sizes.routing_size)  # refuses here what it would later
         self._merge: StreamMerge[Dispatch, RowResult] = StreamMerge()
         self._dispatcher = Dispatcher(
             self._merge,
