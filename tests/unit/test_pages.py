@@ -20,20 +20,29 @@ from gymrl.settings import parse_yaml
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+
+
+def fences(text):
+    """(line, language, body) of each fenced block of a page."""
+    opening, body = None, []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = re.match(r"( *)```(\w*)", line)
+        if opening is None and fence:
+            opening, body = (number + 1, *fence.groups()), []
+        elif opening is not None and fence:
+            first, _, language = opening
+            yield first, language, "".join(body)
+            opening = None
+        elif opening is not None:
+            body.append(line.removeprefix(opening[1]) + "\n")
 
 
 def blocks(*languages):
-    """(page:line, text) of each fenced block."""
+    """Each fenced block in one of the languages, named by its page and line."""
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for match in FENCE.finditer(text):
-            indent, language, body = match.groups()
+        for line, language, body in fences(page.read_text(encoding="utf-8")):
             if language in languages:
-                line = text.count("\n", 0, match.start()) + 2
-                name = f"{page.relative_to(ROOT)}:{line}"
-                lines = [text.removeprefix(indent) for text in body.splitlines()]
-                yield pytest.param("\n".join(lines) + "\n", id=name)
+                yield pytest.param(body, id=f"{page.relative_to(ROOT)}:{line}")
 
 
 def public_names(tree):
@@ -108,8 +117,9 @@ def commands():
     for block in blocks("console", "bash", ""):
         (text,) = block.values
         for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            if words[:1] == ["gymrl"]:
+            command = line.removeprefix("$ ")
+            if command.startswith("gymrl "):
+                words = shlex.split(command, comments=True)
                 yield pytest.param(words[1:], id=f"{block.id}:{' '.join(words[:3])}")
 
 
