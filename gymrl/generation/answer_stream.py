@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from gymrl.generation.parsing import ParsedText
 
 
+_LONGEST_WAIT = 16
+"""Tokens. A character has four bytes at most, so what does not end by then is none; a model may write
+nothing else for as long as it likes, and all of it would be decoded again with each token."""
+
+
 class Decoder(Protocol):
     """Token ids to text."""
 
@@ -57,15 +62,29 @@ class TextStream:
         self._ids.append(token_id)
         before = self._decoder.decode(self._ids[self._start : self._read])
         now = self._decoder.decode(self._ids[self._start :])
+        end = len(self._ids)
         if len(now) <= len(before) or now.endswith("\ufffd"):
-            return ""
+            if (end - self._read) % _LONGEST_WAIT:
+                return ""
+            end = self._settled(now)
+            if end == self._read:
+                return ""
+            now = self._decoder.decode(self._ids[self._start : end])
         self._text += now[len(before) :]
-        self._start, self._read = self._read, len(self._ids)
+        self._start, self._read = self._read, end
         found = [self._text.find(text, self._sent) for text in self._stop]
         ends = [place for place in found if place >= 0] or [len(self._text) - self._held_back]
         until = max(self._sent, min(ends))
         piece, self._sent = self._text[self._sent : until], until
         return piece
+
+    def _settled(self, now: str) -> int:
+        """Up to which token nothing that follows can change the text; all of them read as `now`."""
+        for end in range(len(self._ids) - 4, len(self._ids) - 8, -1):
+            rest = self._decoder.decode(self._ids[end:])
+            if self._decoder.decode(self._ids[self._start : end]) + rest == now:
+                return end
+        return self._read
 
     def finish(self, text: str) -> str:
         """What of the final text was not sent yet."""

@@ -26,6 +26,33 @@ def test_the_pieces_of_a_stream_add_up_to_the_text(token_ids, stop):
     assert "".join(pieces) + stream.finish(text) == text
 
 
+BYTES = [token_id for token_id in range(484) if CHAT.decode([token_id]) == "\ufffd"]
+
+
+@given(st.lists(st.sampled_from([*BYTES, *CHAT.encode("🤗é€a")]), min_size=30, max_size=90))
+@settings(deadline=None, max_examples=30)
+def test_the_pieces_of_broken_characters_add_up_to_the_text(token_ids):
+    stream = TextStream(CHAT, ())
+    sent = "".join([stream.push(token_id) for token_id in token_ids])
+    text = CHAT.decode(token_ids)
+    assert sent + stream.finish(text) == text
+
+
+def test_a_model_that_writes_no_whole_character_does_not_have_all_of_it_decoded_again_each_time():
+    decoded = 0
+
+    class Counting:
+        def decode(self, token_ids):
+            nonlocal decoded
+            decoded += len(token_ids)
+            return CHAT.decode(token_ids)
+
+    stream = TextStream(Counting(), ())
+    sent = "".join([stream.push(BYTES[0]) for _ in range(2000)])
+    assert len(sent) > 1900
+    assert decoded < 100 * 2000
+
+
 def test_a_character_split_over_tokens_is_sent_whole():
     stream = TextStream(CHAT, ())
     pieces = [stream.push(token_id) for token_id in CHAT.encode("a🤗b")]
