@@ -25,6 +25,11 @@ def latest(directory: str | Path) -> Path | None:
     return found[-1] if found else None
 
 
+def step_of(path: Path) -> int:
+    """Steps that were done when a checkpoint was written."""
+    return int(path.stem.removeprefix("step_"))
+
+
 def save(
     directory: str | Path,
     step: int,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ with optional_imports():
     import transformers
 
 import gymrl.torchrun
-from gymrl.errors import ConfigError
+from gymrl.errors import ConfigError, OutputError
 from gymrl.generation.models import resolve_model
 from gymrl.generation.transformers import without_progress_bars
 from gymrl.recipes import checkpoint
@@ -83,8 +84,11 @@ class Trainer:
         # Loads seconds of torch that replicated training does not need.
         from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
-        for layer in model.get_submodule("model.layers").children():
-            fully_shard(layer)
+        # What the architecture itself says must stay together: its layers.
+        units = set(getattr(model, "_no_split_modules", None) or ())
+        for module in list(model.modules()):
+            if type(module).__name__ in units:
+                fully_shard(module)
         fully_shard(model)
         return model
 
@@ -119,7 +123,7 @@ class Trainer:
             "importance_weight": weight / per_update,
             "entropy": entropy / per_update,
             "logprob_gap_mean": gap_sum / max(fresh, 1.0),
-            "logprob_gap_max": self._max(worst_gap),
+            "logprob_gap_max": self.largest(worst_gap),
             "gradient_norm": norm,
             "trained_tokens": tokens,
         }
@@ -134,7 +138,7 @@ class Trainer:
                 MicroBatch(samples.at(indices))
                 for indices in token_micro_batches(samples.lengths, limit)
             ]
-        wanted = int(self._max(float(max(1, len(micro_batches)))))
+        wanted = int(self.largest(float(max(1, len(micro_batches)))))
         missing = wanted - len(micro_batches)
         return micro_batches + [MicroBatch(Samples.empty(self._pad_token_id))] * missing
 
@@ -211,9 +215,16 @@ class Trainer:
         norm: Any = torch.nn.utils.clip_grad_norm_(
             self.model.parameters(), self._config.max_grad_norm
         )
+        size = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if not math.isfinite(size):
+            raise FloatingPointError(
+                f"the gradient's norm is {size}, and would make every parameter so; nothing was "
+                "changed. A logit or a ratio has overflowed: lower learning_rate, kl_coefficient or "
+                "updates_per_step"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        return size
 
     def _sum(self, values: list[float]) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -222,7 +233,8 @@ class Trainer:
         summed: list[float] = tensor.tolist()
         return summed
 
-    def _max(self, value: float) -> float:
+    def largest(self, value: float) -> float:
+        """Of all ranks' values."""
         tensor = torch.tensor(value, dtype=torch.float64)
         if self._world > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
@@ -238,7 +250,8 @@ def train(config: GrpoConfig, *, is_live: bool = False) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
         model = _loaded(model_path)
         reference = _loaded(model_path) if config.kl_coefficient > 0 else None
-        trainer = Trainer(config, model, reference, tokenizer.pad_token_id)
+        # Padding is attended by nothing and counts nowhere: where there is no token for it any does.
+        trainer = Trainer(config, model, reference, tokenizer.pad_token_id or 0)
         done = _resume(config, trainer, rollouts)
         if done >= config.steps and rollouts.rank == 0:
             logger.info("all %d steps are done; remove %s to begin anew", done, config.output)
@@ -258,7 +271,8 @@ def train(config: GrpoConfig, *, is_live: bool = False) -> None:
             metrics = _one_step(config, trainer, rollouts, shares, step)
             if tracker is not None:
                 tracker.add(step, metrics)
-            if config.checkpoint_every and step % config.checkpoint_every == 0:
+            is_last = step == config.steps
+            if config.checkpoint_every and (is_last or step % config.checkpoint_every == 0):
                 extra = {"rollouts": rollouts.state_dict()}
                 checkpoint.save(config.output, step, trainer.model, trainer.optimizer, extra)
         if tracker is not None and is_live:
@@ -279,6 +293,14 @@ def _loaded(path: str) -> Any:
 
 def _resume(config: GrpoConfig, trainer: Trainer, rollouts: Rollouts) -> int:
     found = checkpoint.latest(config.output)
+    here = checkpoint.step_of(found) if found is not None else 0
+    least, most = -int(trainer.largest(-here)), int(trainer.largest(here))
+    if least != most:
+        raise OutputError(
+            f"some ranks find a checkpoint after step {most} in {config.output}, others one after "
+            f"step {least} (0: none); output must be a directory that every node sees",
+            path=config.output,
+        )
     if found is None:
         return 0
     done, extra = checkpoint.load(found, trainer.model, trainer.optimizer)

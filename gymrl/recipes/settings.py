@@ -57,7 +57,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         validation_sampling: Of validation.
         validate_every: Steps; 0 never.
         validation_prompts: Groups of a validation, one attempt each.
-        checkpoint_every: Steps; 0 never.
+        checkpoint_every: Steps, and after the last one; 0 never.
         seed: Of the untrained model, the data's order and all sampling.
         token_source: Where tokens come from; see :class:`~gymrl.config.GymConfig`. ``both`` proves
             that no agent changed them, and ``both`` and ``ledger`` tell which weights sampled each.

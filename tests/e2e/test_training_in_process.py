@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gymrl.recipes import checkpoint
+from gymrl.recipes.say_word import build_word_model
+
 ROOT = Path(__file__).parents[2]
 
 ENVIRONMENT = """
@@ -66,13 +69,18 @@ def test_a_breakpoint_in_the_verifier_stops_the_rollout(tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_the_trainer_runs_in_one_process(tmp_path):
-    arguments = ["-m", "gymrl.recipes.grpo", "--in-process"]
+def test_the_trainer_runs_in_one_process_without_a_token_for_padding(tmp_path):
+    model = build_word_model(tmp_path / "model", layers=1)
+    described = json.loads((model / "tokenizer_config.json").read_text())
+    del described["pad_token"]
+    (model / "tokenizer_config.json").write_text(json.dumps(described))
+    arguments = ["-m", "gymrl.recipes.grpo", "--in-process", "--set", f"model={model}"]
     settings = ("steps=2", "num_generations=4", "validate_every=1", "tensorboard=false")
     for assignment in (f"output={tmp_path}", *settings, "kl_coefficient=0.1"):
         arguments += ["--set", assignment]
     done = run(arguments, ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert checkpoint.latest(tmp_path).name == "step_00000002.pt"
     # The policy leaves the one that it is held to.
     assert second["kl"] > first["kl"] > 0

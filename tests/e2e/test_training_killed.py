@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 8
 SETTINGS = (
     f"steps={STEPS}",
-    "checkpoint_every=2",
+    "checkpoint_every=3",
     "validate_every=3",
     "num_generations=4",
     # Tokens are then the same whatever else is generated at the time.

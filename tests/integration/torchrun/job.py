@@ -6,13 +6,17 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 
 import gymrl.torchrun
 from benchmarks.nodes.latency import latency_config, latency_rows, policy_server
 from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, SamplingParams
+from gymrl.errors import OutputError
+from gymrl.generation.weight_transfer import whole
 from gymrl.torchrun import PerNode, TorchrunConfig
+from gymrl.torchrun.weights import named_tensors
 
 torch.set_num_threads(1)
 
@@ -113,6 +117,38 @@ def poison_row():
         say(rank=rollouts.rank, failed=failed, metrics=share.metrics)
         share = rollouts.collect(latency_rows(4))
         say(rank=rollouts.rank, **facts(share))
+
+
+def step():
+    """What a step learns when ranks have uneven shares, against one process with all of them."""
+    from gymrl.recipes.grpo import _resume
+    from tests.unit.recipes.steps import GROUPS, settings
+    from tests.unit.recipes.steps import step as step_of
+
+    alone, numbers = step_of(GROUPS, settings(micro_batch_tokens=20))
+    expected = dict(alone.model.named_parameters())
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    for parallel in ("ddp", "fsdp2"):
+        for shares in (([0, 2], [1]), ([0, 1, 2], [])):
+            own = [GROUPS[index] for index in shares[rank]]
+            trainer, found = step_of(own, settings(parallel=parallel, micro_batch_tokens=16))
+            ours = named_tensors(trainer.model)
+            gaps = [(whole(ours[name]) - p.detach()).abs().max() for name, p in expected.items()]
+            say(
+                rank=rank,
+                parallel=parallel,
+                gap=float(max(gaps)),
+                numbers={name: found[name] - numbers[name] for name in numbers},
+            )
+    # As where each node has a directory of its own.
+    (Path(sys.argv[2]) / str(rank)).mkdir()
+    (Path(sys.argv[2]) / str(rank) / f"step_0000000{rank + 1}.pt").touch()
+    try:
+        _resume(settings(output=f"{sys.argv[2]}/{rank}"), trainer, None)
+    except OutputError as error:
+        say(rank=rank, refused=str(error))
+    torch.distributed.destroy_process_group()
 
 
 def rank_killed():

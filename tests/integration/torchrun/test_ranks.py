@@ -114,3 +114,28 @@ def test_a_step_that_takes_too_long_is_given_up(launch):
     job = launch("late", ranks=0)
     assert job.said[-1]["error"] == "DeadlineExceeded"
     assert "collect_timeout_s" in job.said[-1]["text"]
+
+
+@pytest.fixture(scope="module")
+def step(launch, tmp_path_factory):
+    return launch("step", tmp_path_factory.mktemp("runs"))
+
+
+def test_a_step_of_the_recipe_learns_the_same_on_any_number_of_ranks(step):
+    assert step.code == 0, step.log
+    learned = [facts for facts in step.said if "gap" in facts]
+    assert [facts["parallel"] for facts in learned if facts["rank"] == 1] == [
+        "ddp",
+        "ddp",
+        "fsdp2",
+        "fsdp2",
+    ]
+    assert max(facts["gap"] for facts in learned) < 1e-6
+    for facts in learned:
+        assert facts["numbers"] == pytest.approx(dict.fromkeys(facts["numbers"], 0.0), abs=1e-5)
+
+
+def test_ranks_that_find_different_checkpoints_do_not_go_on_from_them(step):
+    refused = [facts["refused"] for facts in step.said if "refused" in facts]
+    assert len(refused) == 2
+    assert all("after step 2" in text and "after step 1" in text for text in refused)
