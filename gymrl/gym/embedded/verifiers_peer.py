@@ -148,7 +148,11 @@ class Classic:
                 if isinstance(state, BaseException):
                     raise state
                 _require_no_error(state)
-            await rubric.score_group(states)
+            try:
+                await rubric.score_group(states)
+            except Exception as error:
+                # Its own code, and the same the next time: no fault of the fleet's.
+                raise RolloutError(f"the rubric failed on a whole group: {error!r}", 422) from error
             for state in states:
                 await rubric.cleanup(state)
         return [_classic_verdict(state) for state in states]
