@@ -139,7 +139,6 @@ class Classic:
         As its own ``run_group`` does, but that each rollout asks the policy under a URL of its own,
         and that none is scored where one ended in an error.
         """
-        rubric = self._env.rubric
         with _noting_scoring_errors():
             played = (self._asking(self._env.rollout, request) for request in requests)
             # Every rollout ends before anything is raised: none goes on behind its group's back.
@@ -148,13 +147,7 @@ class Classic:
                 if isinstance(state, BaseException):
                     raise state
                 _require_no_error(state)
-            try:
-                await rubric.score_group(states)
-            except Exception as error:
-                # Its own code, and the same the next time: no fault of the fleet's.
-                raise RolloutError(f"the rubric failed on a whole group: {error!r}", 422) from error
-            for state in states:
-                await rubric.cleanup(state)
+            await score_group(self._env.rubric, states)
         return [_classic_verdict(state) for state in states]
 
     async def _asking(self, play: Any, request: dict[str, Any]) -> Any:
@@ -180,6 +173,21 @@ class Classic:
     async def close(self) -> None:
         """Run the environment's teardown handlers."""
         await self._env._teardown()
+
+
+async def score_group(rubric: Any, states: list[Any]) -> None:
+    """Let a rubric score all rollouts of a group, and clean up behind each.
+
+    Raises:
+        RolloutError: It raised. Its own code, and the same the next time: no fault of the fleet's.
+    """
+    try:
+        await rubric.score_group(states)
+    except Exception as error:
+        raise RolloutError(f"the rubric failed on a whole group: {error!r}", 422) from error
+    finally:
+        for state in states:
+            await rubric.cleanup(state)
 
 
 def _compares(env: Any) -> bool:

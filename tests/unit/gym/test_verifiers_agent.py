@@ -7,6 +7,7 @@ import pytest
 from gymrl.errors import ConfigError
 from gymrl.gym.embedded.base import Peers, RefusedRequest
 from gymrl.gym.embedded.verifiers import VerifiersAgent, chat_sampling, interpreter, items_of
+from gymrl.gym.embedded.verifiers_peer import RolloutError, score_group
 
 SETTINGS = {"environment": "my_env", "model_server": {"name": "policy_model"}}
 
@@ -49,6 +50,35 @@ def test_options_that_are_no_json_object_are_refused(text):
 def test_an_interpreter_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match="python='/no/such/python'"):
         interpreter("/no/such/python")
+
+
+class Rubric:
+    """Scores a group by how many it is, or raises; notes what it cleaned up behind."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.cleaned: list[dict] = []
+
+    async def score_group(self, states):
+        if self._error is not None:
+            raise self._error
+        for state in states:
+            state["reward"] = float(len(states))
+
+    async def cleanup(self, state):
+        self.cleaned.append(state)
+
+
+async def test_a_rubric_that_raises_on_a_group_is_no_fault_of_the_fleets():
+    """It would be tried again five times, and then end the run."""
+    states = [{"name": "a"}, {"name": "b"}]
+    rubric = Rubric(IndexError("list index out of range"))
+    with pytest.raises(RolloutError, match="failed on a whole group: IndexError") as caught:
+        await score_group(rubric, states)
+    assert caught.value.status == 422
+    assert rubric.cleaned == states
+    await score_group(Rubric(), states)
+    assert [state["reward"] for state in states] == [2.0, 2.0]
 
 
 def test_chat_messages_become_items():
