@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from gymrl.actors.authentication import MIN_SECRET
 from gymrl.errors import ConfigError, RankFailedError
 from gymrl.torchrun.line import LOOK_S, STORE_TIMEOUT, StoreLine
 from gymrl.torchrun.rendezvous import fresh_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -73,6 +74,22 @@ class World(Protocol):
     node: int
     leaders: tuple[int, ...]
     mates: tuple[int, ...]
+
+
+def launcher_secret(environment: Mapping[str, str]) -> bytes:
+    """The secret that a launcher gives to all nodes; empty where it gives none.
+
+    Raises:
+        ConfigError: It is shorter than 16 bytes; it is not shown.
+    """
+    secret = environment.get(SECRET_VARIABLE, "").encode()
+    if 0 < len(secret) < MIN_SECRET:
+        raise ConfigError(
+            f"{SECRET_VARIABLE} has {len(secret)} bytes and could be guessed: {MIN_SECRET} are needed, "
+            "such as `openssl rand -hex 32` writes",
+            setting=SECRET_VARIABLE,
+        )
+    return secret
 
 
 def is_launched() -> bool:
@@ -215,13 +232,17 @@ class GroupWorld:
     def secret(self) -> bytes:
         """What the ends of a link between nodes prove that they know; the same on every rank.
 
-        Rank 0 draws it and the store carries it; a secret of the launcher's own
-        (``GYMRL_SECRET``) is mixed in on each rank and travels nowhere.
+        Rank 0 draws it and the store carries it until every rank has read it; a secret of the
+        launcher's own (``GYMRL_SECRET``) is mixed in on each rank and travels nowhere.
+
+        Raises:
+            ConfigError: The launcher's own could be guessed.
         """
+        own = launcher_secret(os.environ)
         if self.rank == 0:
             self.line.put("secret", secrets.token_bytes(32))
         drawn = self.line.get("secret", "the job's secret", 60.0)
-        own = os.environ.get(SECRET_VARIABLE, "").encode()
+        self.line.forget("secret", readers=self.size)
         return hmac.new(own, drawn, hashlib.sha256).digest()
 
     # --- waiting ---------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_a_host_with_another_secret_is_refused(job):
         2,
         "collect",
         variables={"LINGER_S": "3"},
-        of_host={0: {"GYMRL_SECRET": "one"}, 1: {"GYMRL_SECRET": "other"}},
+        of_host={0: {"GYMRL_SECRET": "one" * 8}, 1: {"GYMRL_SECRET": "other" * 8}},
     )
     assert running.error(0)["error"] == "AuthenticationError"
     assert running.error(1)["cause"] == "AuthenticationError"
