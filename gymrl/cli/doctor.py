@@ -159,6 +159,32 @@ def verdict(gap: FileGap, tolerance: float) -> str:
     return "ok" if gap.max_gap <= tolerance else f"above {tolerance:g}"
 
 
+OTHER_MODEL_NATS = 0.5
+"""A mean gap above this is no rounding."""
+
+
+def remedy(gap: FileGap, tolerance: float) -> str:
+    """What to change; empty where nothing need be."""
+    if not gap.tokens:
+        return (
+            "no row holds sampled tokens: failed rows, placeholders and rows with images are left "
+            "out. Check a file whose policy server returns token ids"
+        )
+    if gap.max_gap <= tolerance:
+        return ""
+    if not gap.mean_gap <= OTHER_MODEL_NATS:  # NaN is none either
+        return (
+            "these tokens were hardly sampled from this model: name the checkpoint that served "
+            "them with --model. In a run that trains, the weights change from step to step "
+            "(weight_versions of a row says which they were)"
+        )
+    return (
+        "the same model in other arithmetic: sample in float32 (generation.dtype), or accept it "
+        f"with a --tolerance above {gap.max_gap:.2g}. Where the temperature was not 1, see with "
+        "--base-url whether the server gives raw log-probabilities"
+    )
+
+
 def doctor_command(paths: Sequence[Path], options: DoctorOptions) -> int:
     """Run the command.
 
@@ -190,5 +216,10 @@ def doctor_command(paths: Sequence[Path], options: DoctorOptions) -> int:
     config = GenerationConfig(model=options.model, dtype=options.dtype)
     model = load_model(resolve_model(options.model), config)
     gaps = [_check_file(model, path, options.max_rows) for path in paths]
-    print_gaps(output_console(), gaps, options.tolerance)
+    console = output_console()
+    print_gaps(console, gaps, options.tolerance)
+    for gap in gaps:
+        advice = remedy(gap, options.tolerance)
+        if advice:
+            console.print(f"{gap.path}: {advice}.", markup=False, highlight=False, soft_wrap=True)
     return 0 if all(verdict(gap, options.tolerance) == "ok" for gap in gaps) else EXIT_GAP

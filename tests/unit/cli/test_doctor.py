@@ -8,6 +8,7 @@ from gymrl.cli.doctor import (
     FileGap,
     combine,
     print_gaps,
+    remedy,
     require_vocabulary,
     sampling_of,
     verdict,
@@ -68,6 +69,20 @@ def test_the_largest_gap_decides():
     assert verdict(gap(max_gap=1.1e-3), 1e-3) == "above 0.001"
     assert verdict(gap(max_gap=float("inf")), 1e-3) == "above 0.001"
     assert verdict(gap(max_gap=float("nan")), 1e-3) == "above 0.001"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": 0, "rows": 0}, "returns token ids"),
+        ({"max_gap": 0.3, "mean_gap": 0.04}, "--tolerance above 0.3"),
+        ({"max_gap": 9.0, "mean_gap": 4.0}, "name the checkpoint that served them"),
+        ({"max_gap": float("nan"), "mean_gap": float("nan")}, "name the checkpoint"),
+    ],
+)
+def test_a_verdict_that_is_not_well_says_what_to_change(changes, said):
+    assert said in remedy(gap(**changes), 1e-3)
+    assert remedy(gap(), 1e-3) == ""
 
 
 def test_sampling_that_a_record_does_not_name_is_off():
