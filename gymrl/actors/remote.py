@@ -151,7 +151,7 @@ class ProcessHandle(ActorHandle):
         if is_silent and self._closing is None:
             self._reason = (
                 f" because its event loop showed nothing for heartbeat_timeout_s={seconds:g} s: it "
-                "is stopped, or stuck in a call that blocks"
+                "is stopped, or stuck in a call that does not come back"
             )
             logger.error("%s (process %d) is killed%s", self.name, process.pid, self._reason)
             process.kill()
