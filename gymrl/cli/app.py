@@ -92,6 +92,10 @@ def _fail(error: GymrlError, verbose: bool) -> int:
     elif isinstance(reason, ActorStartError) and reason.remote_traceback:
         text = f"{text.removesuffix(reason.remote_traceback.rstrip()).rstrip()}"
         text += " (--verbose shows where it was raised)"
+    # Only a failure needs what draws tables.
+    from gymrl.cli.consoles import printable_lines
+
+    text = printable_lines(text)  # it may quote servers, environments and models
     if isinstance(reason, _USAGE_ERRORS):
         typer.echo(f"gymrl: {text}", err=True)
         return EXIT_USAGE

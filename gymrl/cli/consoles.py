@@ -36,15 +36,30 @@ def printable(text: str) -> str:
     )
 
 
+def printable_lines(text: str) -> str:
+    """As :func:`printable`, over lines and tabulators that stay."""
+    if text.isprintable():
+        return text
+    lines = text.expandtabs().split("\n")
+    return "\n".join(map(printable, lines))
+
+
+class _PlainFormatter(logging.Formatter):
+    """Of records that quote servers, environments and models."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
 def configure_logging(console: Console, *, verbose: bool) -> None:
     """Send log records to `console`: warnings, and gymrl's own information when `verbose`."""
     handler: logging.Handler
     if console.is_terminal:
         # Through the console, so that lines scroll above the live display.
         handler = RichHandler(console=console, show_path=False, markup=False)
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        handler.setFormatter(_PlainFormatter("%(name)s: %(message)s"))
     else:
         handler = logging.StreamHandler(console.file)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("gymrl").setLevel(logging.INFO if verbose else logging.WARNING)
