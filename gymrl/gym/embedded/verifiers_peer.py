@@ -143,10 +143,6 @@ class Classic:
             played = (self._asking(self._env.rollout, request) for request in requests)
             # Every rollout ends before anything is raised: none goes on behind its group's back.
             states: list[Any] = await asyncio.gather(*played, return_exceptions=True)  # noqa: TID251 - gymrl is not imported here
-            for state in states:
-                if isinstance(state, BaseException):
-                    raise state
-                _require_no_error(state)
             await score_group(self._env.rubric, states)
         return [_classic_verdict(state) for state in states]
 
@@ -175,19 +171,31 @@ class Classic:
         await self._env._teardown()
 
 
-async def score_group(rubric: Any, states: list[Any]) -> None:
+async def score_group(rubric: Any, played: list[Any]) -> None:
     """Let a rubric score all rollouts of a group, and clean up behind each.
 
+    Args:
+        rubric: Of the environment.
+        played: The state of each rollout, or what it raised.
+
     Raises:
-        RolloutError: It raised. Its own code, and the same the next time: no fault of the fleet's.
+        RolloutError: A rollout ended in an error, so that none is scored; or the rubric raised. That
+            is its own code, and the same the next time: no fault of the fleet's.
+        BaseException: What a rollout raised.
     """
     try:
-        await rubric.score_group(states)
-    except Exception as error:
-        raise RolloutError(f"the rubric failed on a whole group: {error!r}", 422) from error
+        for state in played:
+            if isinstance(state, BaseException):
+                raise state
+            _require_no_error(state)
+        try:
+            await rubric.score_group(played)
+        except Exception as error:
+            raise RolloutError(f"the rubric failed on a whole group: {error!r}", 422) from error
     finally:
-        for state in states:
-            await rubric.cleanup(state)
+        for state in played:
+            if not isinstance(state, BaseException):
+                await rubric.cleanup(state)
 
 
 def _compares(env: Any) -> bool:

@@ -81,6 +81,18 @@ async def test_a_rubric_that_raises_on_a_group_is_no_fault_of_the_fleets():
     assert [state["reward"] for state in states] == [2.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    ("ended", "raised"),
+    [(ValueError("no page"), ValueError), ({"error": "ModelError: gone"}, RolloutError)],
+)
+async def test_a_group_with_a_rollout_that_failed_is_not_scored_and_leaves_nothing(ended, raised):
+    rubric, state = Rubric(), {"name": "a"}
+    with pytest.raises(raised):
+        await score_group(rubric, [state, ended])
+    assert "reward" not in state
+    assert rubric.cleaned == [each for each in (state, ended) if isinstance(each, dict)]
+
+
 def test_chat_messages_become_items():
     calls = [{"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}]
     messages = [
