@@ -8,13 +8,14 @@ which only the address matters.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import yaml
 
-from gymrl.concurrency import close_within, gather_bounded
+from gymrl.concurrency import OwnedTasks, close_within, gather_bounded
 from gymrl.errors import ConfigError, ServerStartError
 from gymrl.gym.deaths import DeathWatch
 from gymrl.gym.embedded.base import Peers
@@ -49,7 +50,10 @@ if TYPE_CHECKING:
     from gymrl.gym.client import HttpPool
     from gymrl.gym.real_processes import ProcessInstance
 
+logger = logging.getLogger(__name__)
+
 STOP_TIMEOUT_S = 5.0
+TELL_EVERY_S = 10.0
 REGISTRY = "registry"
 """What errors call the registry server."""
 
@@ -60,10 +64,19 @@ class ServerSet:
     Args:
         config: The worker's configuration.
         registry_port: Of the registry server; None: as the other servers.
+        tell_every_s: How often the log says what a start still waits for. Whoever waits for this
+            worker may have a deadline of its own, and then it is all that is heard.
     """
 
-    def __init__(self, config: GymConfig, registry_port: int | None = None) -> None:
+    def __init__(
+        self,
+        config: GymConfig,
+        registry_port: int | None = None,
+        *,
+        tell_every_s: float = TELL_EVERY_S,
+    ) -> None:
         self._config = config
+        self._tell_every_s = tell_every_s
         self._ports = PortRange(config.host, config.port_range_low, config.port_range_high)
         self._instances: list[ServedInstance] = []
         self._registry = RegistryServer()
@@ -229,7 +242,18 @@ class ServerSet:
 
         waits = [partial(server, instance) for instance in self._instances]
         waits += [partial(policy, url) for url in endpoints]
-        await gather_bounded(lambda wait: wait(), waits)
+        telling = OwnedTasks("spin-up")
+        _ = telling.start(self._tell(waiting), "what is waited for")
+        try:
+            await gather_bounded(lambda wait: wait(), waits)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await telling.close()
+
+    async def _tell(self, waiting: set[str]) -> None:
+        while True:
+            await anyio.sleep(self._tell_every_s)
+            logger.warning("still waiting for an answer of %s", ", ".join(sorted(waiting)))
 
     async def _start_registry(self) -> None:
         try:

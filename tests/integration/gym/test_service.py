@@ -21,6 +21,7 @@ from gymrl.gym.episode import EpisodeOptions
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.registry import RegistryServer, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
+from gymrl.gym.servers import ServerSet
 from gymrl.gym.service import GymService
 from gymrl.testing.gym_server import (
     FakeGymServer,
@@ -389,3 +390,16 @@ async def test_a_tokenizer_that_is_not_there_is_named_at_spawn(tmp_path):
     with pytest.raises(Exception, match=r"tokenizer .* cannot be loaded"):
         async with spawn(GymService, in_process=True, config=config):
             pass
+
+
+async def test_a_start_tells_the_log_what_it_waits_for(caplog):
+    """A deadline around the worker says who was late; the log says because of whom."""
+    config = GymConfig(servers=ARITHMETIC, spinup_timeout_s=0.5)
+    async with HttpPool() as pool:
+        servers = ServerSet(config, tell_every_s=0.1)
+        with pytest.raises(ServerStartError, match="not ready within"):
+            await servers.start(pool, ["http://127.0.0.1:9/v1"], "policy")
+    told = [r.getMessage() for r in caplog.records if "still waiting" in r.getMessage()]
+    assert told
+    assert "policy_model (http://127.0.0.1:9/v1)" in told[-1]
+    assert "arith" not in told[-1]
