@@ -29,6 +29,9 @@ GYM_PORTS = (10001, 20000)
 """Where Gym itself looks for free ports: below those that the system gives out."""
 
 ROOTS_VARIABLE = "NEMO_GYM_EXTRA_ROOTS"
+_CONFIG_VARIABLE = "NEMO_GYM_CONFIG_DICT"
+_LONGEST_VARIABLE = 1 << 17
+"""Bytes that Linux gives to one variable of a process, its name and its end included."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,8 +169,20 @@ class ProcessInstance:
         self._config_yaml = config_yaml
 
     async def start(self) -> None:
-        """Start the process; does not wait until it answers."""
+        """Start the process; does not wait until it answers.
+
+        Raises:
+            ServerStartError: The configuration is larger than what a process can be given.
+        """
         name, launch = self.config.name, self._launch
+        size = len(self._config_yaml.encode()) + len(_CONFIG_VARIABLE) + 2
+        if size > _LONGEST_VARIABLE:
+            raise ServerStartError(
+                f"the whole configuration, which NeMo Gym's servers get in {_CONFIG_VARIABLE}, has "
+                f"{size:,} bytes as YAML, and a variable may have {_LONGEST_VARIABLE:,}: start fewer "
+                "servers in one run, or put long texts (prompts) into files",
+                instance=name,
+            )
         # The folder of our own script must not be a place where the server's imports are found.
         started_by = ["-P", _START] if launch.leaves_ray else []
         self._process = GuardedProcess(
@@ -176,7 +191,7 @@ class ProcessInstance:
             cwd=launch.directory,
             env=launch.environment
             | {
-                "NEMO_GYM_CONFIG_DICT": self._config_yaml,
+                _CONFIG_VARIABLE: self._config_yaml,
                 "NEMO_GYM_CONFIG_PATH": name,
                 "PYTHONPATH": launch.directory,
             },

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from gymrl.config import GymConfig
+from gymrl.errors import ServerStartError
 from gymrl.gym.real_processes import make_process_instances
 from gymrl.gym.real_servers import RealServers
 
@@ -41,11 +42,11 @@ def real(folder, **settings):
     )
 
 
-async def output(config, servers):
+async def output(config, servers, configuration="the: configuration\n"):
     """What the one server wrote until it ended."""
     died = anyio.Event()
     [instance] = make_process_instances(config, servers, lambda _: died.set())
-    instance.configure("the: configuration\n")
+    instance.configure(configuration)
     try:
         await instance.start()
         with anyio.fail_after(30):
@@ -129,3 +130,13 @@ async def test_a_log_folder_that_cannot_be_made_is_an_error_of_the_start(server,
             await instance.start()
     finally:
         await instance.stop()
+
+
+async def test_a_configuration_that_no_process_can_be_given_is_refused_by_its_size(
+    server, tmp_path
+):
+    most = (1 << 17) - len("NEMO_GYM_CONFIG_DICT=") - 1
+    told = json.loads(await output(settings(tmp_path), real(server), "a" * most))
+    assert len(told["NEMO_GYM_CONFIG_DICT"]) == most
+    with pytest.raises(ServerStartError, match=r"131,073 bytes as YAML.*start fewer servers"):
+        await output(settings(tmp_path), real(server), "a" * (most + 1))
