@@ -21,6 +21,7 @@ turn comes: every other rank of the mesh calls :func:`take_part` meanwhile.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -149,14 +150,24 @@ class GlooSender:
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
+        # On this interface alone; torch would take all of them.
+        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
+        try:
+            listener = socket.create_server((meeting.host, meeting.port), family=family)
+        except OSError as error:
+            raise WeightUpdateError(
+                f"can't listen on {meeting.host}:{meeting.port} for the engines' workers: {error}"
+            ) from error
+        self._port = listener.getsockname()[1]
         self._store: TCPStore | None = TCPStore(
             meeting.host,
-            meeting.port,
+            self._port,
             is_master=True,
             wait_for_workers=False,
             timeout=timedelta(seconds=meeting.timeout_s),
+            master_listen_fd=listener.detach(),
+            use_libuv=True,
         )
-        self._port = self._store.port
         self._group: ProcessGroupGloo | None = None
         self._announced: dict[str, Any] | None = None
 
