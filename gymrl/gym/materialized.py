@@ -34,8 +34,8 @@ _DEFAULT_FAILURE = "environment_server_failed"
 
 
 class _Failure(msgspec.Struct):
-    failure_reason: str = ""
-    terminal: bool = False
+    failure_reason: str | None = None
+    terminal: bool | None = None
     failure_kind: str | None = None
     stage: str | None = None
 
@@ -158,8 +158,8 @@ def agents_answer(body: bytes) -> bytes:
         failure = episode.failure
         reported = {
             "_ng_failure_class": failure.failure_kind or _DEFAULT_FAILURE,
-            "_ng_failure_terminal": failure.terminal,
-            "_ng_failure_message": failure.failure_reason,
+            "_ng_failure_terminal": bool(failure.terminal),
+            "_ng_failure_message": failure.failure_reason or "",
             "_ng_failure_stage": failure.stage,
         }
         return msgspec.json.encode(reported)

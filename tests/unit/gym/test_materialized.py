@@ -37,6 +37,13 @@ def test_the_result_is_what_an_agent_would_have_answered():
     }
 
 
+def test_a_failure_whose_fields_are_null_is_a_failure_all_the_same():
+    fields = ("failure_reason", "terminal", "failure_kind", "stage")
+    reported = json.loads(agents_answer(answer(failure=dict.fromkeys(fields))))
+    assert reported["_ng_failure_class"] == "environment_server_failed"
+    assert (reported["_ng_failure_terminal"], reported["_ng_failure_message"]) == (False, "")
+
+
 def test_a_failure_is_reported_as_gyms_servers_report_one():
     failure = {
         "failure_reason": "gone",
