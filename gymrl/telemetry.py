@@ -1,22 +1,14 @@
-"""Timings, metric sinks and log records; nothing here knows a vendor's tracker."""
+"""Timings and log records."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable, Iterator, Mapping
-
-
-class MetricSink(Protocol):
-    """Where numbers go: a file, a tracker, a display."""
-
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Take one set of numbers."""
-        ...
+    from collections.abc import Callable, Iterator
 
 
 class Timer:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gymrl.config import Config
-from gymrl.errors import ConfigError, UnsupportedOptionError
+from gymrl.errors import ConfigError
 from gymrl.scoring.answer import Answer, RowBody
 from gymrl.scoring.components import check_reward_contract
 from gymrl.scoring.effort import RULE as EFFORT_RULE
@@ -64,21 +64,6 @@ class ScoringConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     length_penalty: LengthPenaltyConfig | None = None
     should_mask_flagged_samples: bool = True
     log_full_result_tables: bool = False
-
-    def require_gym(self) -> None:
-        """Refuse what native rollouts cannot have; their engine calls this when it is built.
-
-        Raises:
-            UnsupportedOptionError: Effort shaping, penalties or the length penalty is set. They
-                read the Gym's request and answer, which native rollouts do not have.
-        """
-        for name in ("effort", "penalties", "length_penalty"):
-            if getattr(self, name) is not None:
-                raise UnsupportedOptionError(
-                    f"{name} is for rollouts through Gym: it reads the Gym's request and answer. "
-                    f"Leave it out for native rollouts",
-                    setting=name,
-                )
 
 
 class Scoring(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 ValueT = TypeVar("ValueT")
 
-DISTRIBUTION_SCALARS = ("mean", "max", "min", "median", "stddev", "p95", "p99")
-
 
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean of at least one value, correctly rounded whatever their order."""

@@ -458,3 +458,9 @@ async def test_native_groups_are_scored_and_measured_like_any_other():
     scored = score_group(rollout.groups[0], resolve_scoring(ScoringConfig()))
 
     assert [t.reward.total for t in scored.trajectories] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("block", ["effort", "penalties", "length_penalty"])
+def test_native_rollouts_have_no_place_for_rules_that_read_the_gyms_answer(block):
+    with pytest.raises(ConfigError, match=block):
+        NativeConfig.from_dict({block: {}})

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymrl.errors import ConfigError, RewardContractError, UnsupportedOptionError
+from gymrl.errors import ConfigError, RewardContractError
 from gymrl.scoring import (
     GroupStats,
     ScoringConfig,
@@ -139,13 +139,6 @@ def test_lengths_in_tokens_without_a_tokenizer_are_refused_at_the_start():
     with pytest.raises(ConfigError, match="tokenizer"):
         resolve_scoring(config)
     resolve_scoring(config, training=False)
-
-
-@pytest.mark.parametrize("name", ["effort", "penalties", "length_penalty"])
-def test_native_rollouts_refuse_what_reads_the_gyms_answer(name):
-    with pytest.raises(UnsupportedOptionError, match=name):
-        ScoringConfig.from_dict({name: {}}).require_gym()
-    ScoringConfig().require_gym()
 
 
 def test_unknown_settings_are_refused():
