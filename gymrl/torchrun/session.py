@@ -126,6 +126,7 @@ class Rollouts:
         self._world: GroupWorld | LoneWorld | None = None
         self._site: Site | None = None
         self._ahead: Ahead | None = None
+        self._streams = 0
         self._handover: Handover | None = None
 
     # --- entering and leaving --------------------------------------------------------------------
@@ -304,7 +305,8 @@ class Rollouts:
         """Shares of groups as they complete, while generation runs ahead of the trainer.
 
         Rows come from the data, without end: leave the loop when it is enough, on every rank at the
-        same step. With one :meth:`update_weights` a step, no token that is handed out was asked for
+        same step. There is one stream at a time: the next one begins with what was asked for in the
+        one before and not handed out, and ends that. With one :meth:`update_weights` a step, no token that is handed out was asked for
         more than `max_staleness` updates ago; 0 generates nothing ahead.
 
         Args:
@@ -315,10 +317,13 @@ class Rollouts:
 
         Raises:
             GymrlError: As :meth:`collect`.
-            RuntimeError: `rollouts` was given no rows.
+            RuntimeError: `rollouts` was given no rows; or another stream was begun meanwhile.
         """
         data = self._data
         ahead: Ahead | None = None
+        self._close_ahead()
+        self._streams += 1
+        number = self._streams
         if self.rank == 0:
             assert self._here.engine is not None
             ahead = Ahead(
@@ -334,10 +339,12 @@ class Rollouts:
             )
             self._ahead = ahead
         try:
-            while True:
+            while number == self._streams:
                 yield self._hand_out(lambda: self._next_of(ahead), ahead)
+            raise RuntimeError("another stream was begun, which goes on with this one's groups")
         finally:
-            self._close_ahead()
+            if number == self._streams:
+                self._close_ahead()
 
     def _next_of(self, ahead: Ahead | None) -> _Step:
         assert ahead is not None

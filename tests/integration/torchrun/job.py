@@ -68,6 +68,22 @@ def stream():
         say(rank=rollouts.rank, state=rollouts.state_dict())
 
 
+def two_streams():
+    rows = [row for reward in range(12) for row in latency_rows(1, reward=reward)]
+    with gymrl.torchrun.rollouts(config(), rows=rows, shuffle=False) as rollouts:
+        first = rollouts.stream(num_generations=1, groups_per_step=2, max_staleness=2)
+        shares = [next(first)]
+        second = rollouts.stream(num_generations=1, groups_per_step=2, max_staleness=0)
+        shares += [next(second), next(second)]
+        try:
+            next(first)
+        except RuntimeError as error:
+            say(rank=0, refused=str(error))
+        shares += [next(second)]
+        trajectories = [t for share in shares for g in share.groups for t in g.trajectories]
+        say(rank=0, rewards=sorted(t.reward.verifier for t in trajectories))
+
+
 def existing_group():
     torch.distributed.init_process_group("gloo")
     collect()

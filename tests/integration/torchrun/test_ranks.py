@@ -59,6 +59,13 @@ def test_groups_of_a_stream_are_never_older_than_asked(launch):
     assert states[0]["position"] == 16 + len(states[0]["pending"])
 
 
+def test_a_second_stream_goes_on_with_the_firsts_groups_and_hands_none_out_twice(launch):
+    job = launch("two_streams", ranks=0)
+    assert job.code == 0, job.log
+    assert "another stream was begun" in job.said[0]["refused"]
+    assert job.said[1]["rewards"] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+
+
 def test_a_rank_that_waits_does_not_burn_a_core(launch):
     job = launch("idle")
     assert job.code == 0, job.log
