@@ -17,7 +17,7 @@ from gymrl.concurrency import OwnedTasks
 from gymrl.errors import GenerationError, WeightUpdateError
 from gymrl.generation.base import fault_of
 from gymrl.generation.images import ImageGenerator
-from gymrl.generation.weights import INITIAL_VERSION
+from gymrl.generation.weights import INITIAL_VERSION, adopt_weights
 
 if TYPE_CHECKING:
     from gymrl.config import SamplingParams
@@ -175,6 +175,10 @@ class DeferredGenerator:
                 source=str(source),
             ) from error
         await generator.update_weights(source, version, pause=pause)
+
+    async def adopt_weights(self, version: str) -> None:
+        """See :func:`gymrl.generation.weights.adopt_weights`."""
+        await adopt_weights(self._check(), version)
 
     async def close(self) -> None:
         """Close the generator, once it is loaded: a thread that loads can't be stopped."""

@@ -21,7 +21,7 @@ from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.loading import load_generator
 from gymrl.generation.policy import Policy
 from gymrl.generation.server import GenerationServer
-from gymrl.generation.weights import PauseMode, WeightSource  # noqa: TC001 - as above
+from gymrl.generation.weights import PauseMode, WeightSource, adopt_weights
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,15 @@ class GenerationService(Actor):
             WeightUpdateError: They were not taken; the old ones serve on.
         """
         await self._generator.update_weights(source, version, pause=pause)
+
+    async def adopt_weights(self, version: str) -> None:
+        """See :func:`gymrl.generation.weights.adopt_weights`.
+
+        Raises:
+            WeightsLostError: The generator that died had them alone.
+        """
+        await self.wait_ready()
+        await adopt_weights(self._generator, version)
 
     async def close(self) -> None:
         """End calls in flight, close the server and the generator. Safe to call twice."""

@@ -152,6 +152,9 @@ class FromTrainer:
         orders, parts, version = self._orders, self._parts, self.placed.version
         faults: dict[str, str] = {}
         if not self._have_met:
+            # A trainer or a generator before us may have died and left one open.
+            faults = await each(self._close_former)
+        if not faults and not self._have_met:
             faults = await each(lambda url: orders.meet(url, parts[url].init_info))
         if not faults:
             self._has_begun = True
@@ -163,6 +166,9 @@ class FromTrainer:
         if faults:
             orders.forget_trainers()
         return faults
+
+    async def _close_former(self, url: str) -> None:
+        await self._orders.abandon_transfer(url)
 
     async def undo(self, url: str) -> bool:
         """See :class:`Delivery`."""

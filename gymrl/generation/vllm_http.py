@@ -377,6 +377,18 @@ class RemoteVllmGenerator:
             self._look_again, [u for u in self._balancer.out() if u.url in brought]
         )
 
+    async def adopt_weights(self, version: str) -> None:
+        """Take servers that name this version for up to date, and leave out the others.
+
+        For a generator that stands in for one that died: the servers still have what a trainer
+        sent to that one.
+
+        Raises:
+            WeightsLostError: None of them names it.
+            WeightUpdateError: They are not to be updated.
+        """
+        await self._fleet.adopt(version)
+
     def _take_out(self, upstream: Upstream, reason: str) -> None:
         if upstream.out_because is None:
             logger.warning("leaving out %s: %s", upstream.url, reason)

@@ -17,7 +17,12 @@ import anyio
 import anyio.to_thread
 
 from gymrl.concurrency import deadline, gather_bounded
-from gymrl.errors import DeadlineExceeded, GenerationError, WeightUpdateError
+from gymrl.errors import (
+    DeadlineExceeded,
+    GenerationError,
+    WeightsLostError,
+    WeightUpdateError,
+)
 from gymrl.generation.vllm_deliveries import FromDirectory, FromTrainer, check_backend
 from gymrl.generation.vllm_orders import UNNAMED, Placed, ServerOrders, is_gone
 from gymrl.generation.vllm_rounds import NothingServesError, Round, said
@@ -200,6 +205,38 @@ class ServerFleet:
         await gather_bounded(ask, [url for url in self._upstreams if not self._gets_calls(url)])
         return able, unfit
 
+    async def adopt(self, version: str) -> None:
+        """Take servers that name `version` for up to date; the others get no calls.
+
+        Raises:
+            WeightsLostError: None of them names it.
+            WeightUpdateError: They are not to be updated.
+        """
+        self._check_allowed(version)
+        async with self._turn:
+            others: dict[str, str] = {}
+
+            async def ask(url: str) -> None:
+                try:
+                    named = await self.orders.named_version(url)
+                except (GenerationError, DeadlineExceeded) as error:
+                    others[url] = str(error)
+                else:
+                    if named != version:
+                        others[url] = f"it has the weights {_ours(named)!r}, not {version!r}"
+
+            serving = self._serving()
+            await gather_bounded(ask, serving)
+            if len(others) == len(serving):
+                raise WeightsLostError(
+                    f"no vLLM server has the weights {version!r} any more, which a trainer sent; "
+                    f"{said(others)}",
+                    version=version,
+                )
+            self._took(Placed(None, version), serving, None)
+            for url, reason in others.items():
+                self._take_out(self._upstreams[url], reason)
+
     def _took(self, placed: Placed, urls: Sequence[str], staged: StagedTensors | None) -> None:
         self._current = placed
         self.epoch += 1
@@ -242,7 +279,8 @@ class ServerFleet:
             DeadlineExceeded: It takes too long.
         """
         if self._current is None and url not in self._astray:
-            return
+            async with self._turn:
+                await self._find_left_behind(url)
         if not await self._is_behind(url):
             return
         async with self._turn:
@@ -256,6 +294,22 @@ class ServerFleet:
             with anyio.CancelScope(shield=True):
                 await self._bring(url, target)
             logger.info("%s has weights %s again", url, target.version)
+
+    async def _find_left_behind(self, url: str) -> None:
+        """Whoever updated a server before us may have died, and left it paused with weights of any kind."""
+        if not self._config.update_servers or self._current is not None:
+            return
+        try:
+            is_paused = await self.orders.is_paused(url)
+        except WeightUpdateError:
+            return  # it has no such routes, which an update will say
+        if is_paused:
+            root = await self.orders.root(url)
+            self._astray[url] = None if root is None else Placed(root, UNNAMED)
+            logger.warning(
+                "%s was left in the middle of an update; it goes back to the weights of its start",
+                url,
+            )
 
     def _not_at_hand(self, url: str) -> WeightUpdateError:
         if self._current is None:

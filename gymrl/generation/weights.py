@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gymrl.config import require
-from gymrl.errors import WeightUpdateError
+from gymrl.errors import WeightsLostError, WeightUpdateError
 from gymrl.generation.base import Generator
 
 GLOO_BACKEND = "gymrl_gloo"
@@ -214,6 +214,26 @@ class UpdatableGenerator(Generator, Protocol):
                 closed. Its `serving` names the version that serves.
         """
         ...
+
+
+async def adopt_weights(generator: Generator, version: str) -> None:
+    """Have a generator stand in for one that died, whose weights a trainer had sent.
+
+    Args:
+        generator: Just started.
+        version: Of those weights.
+
+    Raises:
+        WeightsLostError: Nobody has them any more: they were in the engine that died.
+    """
+    adopt = getattr(generator, "adopt_weights", None)
+    if adopt is None:
+        raise WeightsLostError(
+            f"weights {version!r} came from a trainer and died with the engine; a generator that is "
+            "started again can't be given them: start the job again from its checkpoint",
+            version=version,
+        )
+    await adopt(version)
 
 
 def _weight_tensor(name: str, value: Any) -> WeightTensor:

@@ -249,16 +249,19 @@ class RolloutEngine:
         """Have the generator go on with new weights, also while streams run.
 
         They are kept: a generator that dies comes back with them, not with those of its start. A
-        directory must stay, and tensors stay in memory, until the next update.
+        directory must stay, and tensors stay in memory, until the next update. What a trainer sends
+        by transfer is in the engine alone: a generator that dies with it is lost, unless vLLM servers
+        by URL still have it.
 
         Args:
-            source: A directory that ``save_pretrained`` wrote, or tensors by name.
+            source: A directory that ``save_pretrained`` wrote, tensors by name, or a transfer.
             version: What :attr:`~gymrl.types.Trajectory` and records will call them.
             pause: What becomes of generations in flight: ``keep``, ``wait`` or ``abort``.
 
         Raises:
             WeightUpdateError: They were not taken; the old ones serve on.
             UnsupportedOptionError: The generator is somebody else's server.
+            ActorDiedError: The generator died, and they came by transfer.
             RolloutStreamError: The generator is lost.
         """
         await self.fleet.update_weights(source, version, pause)

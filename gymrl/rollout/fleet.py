@@ -24,6 +24,7 @@ from gymrl.errors import (
     ServerError,
     UnsupportedOptionError,
 )
+from gymrl.generation.weights import TransferWeights
 from gymrl.gym.shards import PlannedShard, Shard, ShardSet, plan_shards
 from gymrl.rollout.instance import Instance
 from gymrl.rollout.restarts import Restarts
@@ -191,7 +192,7 @@ class Fleet:
 
     async def _start_generator(self, worker: ActorHandle) -> Any:
         if self._weights is not None:
-            await _asked(GENERATION, worker, "update_weights", *self._weights)
+            await self._restore_weights(worker, *self._weights)
         endpoint = await _asked(GENERATION, worker, "start")
         self._max_model_len = endpoint.max_model_len
         if self._generation_config is not None:
@@ -201,6 +202,15 @@ class Fleet:
         if self._shards is not None:  # started again: nothing else is starting meanwhile
             await self._until_loaded(worker)
         return endpoint
+
+    async def _restore_weights(
+        self, worker: ActorHandle, source: WeightSource, version: str
+    ) -> None:
+        if isinstance(source, TransferWeights):
+            # The trainer has sent them once.
+            await _asked(GENERATION, worker, "adopt_weights", version)
+        else:
+            await _asked(GENERATION, worker, "update_weights", source, version)
 
     async def _until_loaded(self, generator: ActorHandle | None) -> None:
         config = self._generation_config
@@ -251,6 +261,10 @@ class Fleet:
                 setting="generation",
             )
         async with self._updating:
+            if isinstance(source, TransferWeights):
+                await generator.call("update_weights", source, version, pause)
+                self._weights = (source, version)
+                return
             former, self._weights = self._weights, (source, version)
             try:
                 while True:

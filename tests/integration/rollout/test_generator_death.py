@@ -14,7 +14,7 @@ from gymrl.errors import (
     UnsupportedOptionError,
     WeightUpdateError,
 )
-from gymrl.generation.weights import DirectoryWeights
+from gymrl.generation.weights import DirectoryWeights, TransferWeights
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.rollout.fleet import Fleet
 from gymrl.testing.models import build_tiny_model
@@ -139,6 +139,41 @@ async def test_weights_that_arrive_while_the_generator_is_away_are_taken(make_fa
         with anyio.fail_after(30):
             await engine.update_weights(STEP_7, "7")
             assert await generator.call("weight_version") == "7"
+
+
+SENT = TransferWeights(backend="gymrl_gloo", init_info={}, update_info={})
+
+
+async def test_weights_that_a_trainer_sent_are_not_asked_for_again_after_a_death(make_fakes):
+    """It sends once: the new generator takes what vLLM servers by URL still have."""
+    async with make_fakes() as engine:
+        generator = engine.fleet.instances[-1]
+        await engine.update_weights(SENT, "7")
+        died = anyio.Event()
+        generator.when_dead(died.set)
+        generator.kill()
+        with anyio.fail_after(30):
+            await died.wait()
+            assert await generator.call("weight_version") == "7 of before"
+            with pytest.raises(ActorDiedError):
+                await engine.update_weights(SENT, "deadly")
+            assert await generator.call("weight_version") == "7 of before"
+            await engine.update_weights(SENT, "8")
+            assert await generator.call("weight_version") == "8"
+
+
+async def test_a_generator_whose_weights_died_with_it_is_not_started_again_and_again(make_fakes):
+    async with make_fakes(worker_restarts=5) as engine:
+        generator = engine.fleet.instances[-1]
+        await engine.update_weights(SENT, "in the engine alone")
+        died = anyio.Event()
+        generator.when_dead(died.set)
+        generator.kill()
+        with anyio.fail_after(30):
+            await died.wait()
+            with pytest.raises(RolloutStreamError, match="they died with it"):
+                await generator.call("weight_version")
+        assert generator.deaths == 1
 
 
 async def test_weights_that_kill_every_generator_end_in_an_error(make_fakes):

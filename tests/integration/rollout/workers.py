@@ -14,7 +14,7 @@ import numpy as np
 
 from gymrl.actors import Actor
 from gymrl.config import GenerationConfig, GymConfig
-from gymrl.errors import ServerDiedError, WeightUpdateError
+from gymrl.errors import ServerDiedError, WeightsLostError, WeightUpdateError
 from gymrl.generation.weights import PauseMode, WeightSource
 from gymrl.types import Failure, FailureKind, Reward, Row, RowResult, Trajectory, Turn
 
@@ -167,6 +167,11 @@ class PortedGeneration(FakeGeneration):
         if version == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)
         self.version = version
+
+    async def adopt_weights(self, version: str) -> None:
+        if version == "in the engine alone":
+            raise WeightsLostError("they died with it", version=version)
+        self.version = f"{version} of before"
 
     async def weight_version(self) -> str:
         return self.version

@@ -82,6 +82,17 @@ def get(port: int, path: str) -> bytes | None:
         return None
 
 
+def refuses(port: int) -> bool:
+    """Whether nobody listens there; what is killed lets go of its sockets one process at a time."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 async def ready(port: int) -> None:
     with anyio.fail_after(120):
         while await anyio.to_thread.run_sync(get, port, "/health") is None:  # noqa: ASYNC110

@@ -12,13 +12,13 @@ import pytest_asyncio
 import gymrl
 from gymrl.concurrency import gather_bounded
 from gymrl.config import GenerationConfig, SamplingParams, VllmConfig
-from gymrl.errors import WeightUpdateError
+from gymrl.errors import WeightsLostError, WeightUpdateError
 from gymrl.generation.fidelity import MAX_TOLERANCE
 from gymrl.generation.service import GenerationService
 from gymrl.generation.vllm_http import RemoteVllmGenerator
 from gymrl.generation.weights import DirectoryWeights, TensorWeights
 from tests.integration.vllm.engines import PROMPT, engine_config, until
-from tests.integration.vllm.servers import MARK, VARIABLE, get, post
+from tests.integration.vllm.servers import MARK, VARIABLE, get, post, refuses
 from tests.integration.vllm.switching import check_spans, under_load, until_all_seen
 from tests.integration.vllm.trainer import Order, Trainer, unchecked
 
@@ -158,7 +158,7 @@ async def test_a_server_that_was_killed_comes_back_with_the_weights_of_the_day(
 ):
     await generator.update_weights(DirectoryWeights(path=models.second), "10")
     servers.kill(0)
-    await until(lambda: get(servers.ports[0], "/health") is None)
+    await until(lambda: refuses(servers.ports[0]))
     results = await gather_bounded(lambda _: generator.generate(PROMPT, SHORT), range(4))
     assert [result.weight_versions for result in results] == [[]] * 4
     assert list(generator.out) == [servers.urls[0].removesuffix("/v1")]
@@ -223,8 +223,25 @@ async def test_a_service_hands_transfers_on_and_says_for_how_many_servers(server
         await service.call("update_weights", weights, "two")
         assert await trainer.outcome() == "sent"
         assert await service.call("weight_version") == "two"
+
+    async with gymrl.spawn(GenerationService, in_process=True, config=config) as successor:
+        await successor.call("adopt_weights", "two")
+        assert await successor.call("weight_version") == "two"
+        with pytest.raises(WeightsLostError, match="it has the weights 'two', not 'three'"):
+            await successor.call("adopt_weights", "three")
+
+
+async def test_servers_whose_generator_died_in_an_update_go_back_to_their_start(
+    servers, models, first
+):
     for port in servers.ports:
-        assert b'"two"' in get(port, "/weight_info")
+        post(port, "/pause?mode=keep", b"{}")
+    generator = await connected(servers.urls, models.first)
+    try:
+        assert generator.out == {}
+        await sampled_by_both(generator, first, "0")
+    finally:
+        await generator.close()
 
 
 async def test_a_transfer_that_fails_in_the_models_is_undone_on_every_server(
@@ -256,7 +273,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_transfer_comes_back_wi
         group.start_soon(torn)
         await until(lambda: is_receiving(servers.ports[0]) and is_receiving(servers.ports[1]))
         servers.kill(0)
-        await until(lambda: get(servers.ports[0], "/health") is None)
+        await until(lambda: refuses(servers.ports[0]))
         trainer.go_on()
     assert "did not take the tensors" in await trainer.outcome()
     assert list(generator.out) == [killed]

@@ -41,6 +41,10 @@ class UpdatableVllm(FakeVllm):
         self.is_paused = self._is_open = self._is_touched = False
         self.weights, self.version = "first", "default"
 
+    def leave_open(self) -> None:
+        """As one whose trainer and generator died in the middle of a transfer."""
+        self._is_open = True
+
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_get("/is_paused", self._answer(lambda _: {"is_paused": self.is_paused}))
         router.add_get("/weight_info", self._answer(lambda _: {"weight_version": self.version}))

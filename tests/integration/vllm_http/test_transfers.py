@@ -9,7 +9,7 @@ import pytest_asyncio
 import safetensors.numpy
 
 from gymrl.config import SamplingParams
-from gymrl.errors import WeightUpdateError
+from gymrl.errors import WeightsLostError, WeightUpdateError
 from gymrl.generation.weights import DirectoryWeights
 from tests.integration.vllm.engines import until
 from tests.integration.vllm_http.fake_transfers import UpdatableVllm, sent
@@ -70,7 +70,8 @@ async def test_every_server_meets_a_trainer_once_and_takes_what_it_sends(servers
     for place, fake in enumerate(servers):
         assert fake.met == [{"port": 1, "world_size": 3, "first_rank": 1 + place}]
         assert fake.orders == [
-            *("pause", "init_weight_transfer_engine", *TRANSFER, "resume"),
+            *("pause", "gymrl_abandon_transfer", "init_weight_transfer_engine"),
+            *(*TRANSFER, "resume"),
             *("pause", *TRANSFER, "resume"),
         ]
     await generator.update_weights(sent("fourth", port=2), "3")
@@ -237,6 +238,44 @@ async def test_a_server_that_can_not_take_a_transfer_is_named_before_any_is_paus
     await why("start it with --worker-extension-cls gymrl.generation.vllm_worker")
     servers[1].backend, servers[1].has_extension, servers[1].num_workers = "gymrl_gloo", True, 2
     await why(r"made for 2 workers in 2 engines, and these have \[1, 2\]")
+
+
+async def test_a_server_that_was_left_in_the_middle_of_an_update_goes_back_to_its_start(
+    servers, connect
+):
+    """The generator that paused it died: a new one must neither hang on it nor trust its weights."""
+    servers[0].is_paused, servers[0].weights, servers[0].version = True, "mixed", "7"
+    generator = await connect(*(fake.url for fake in servers), update_servers=True)
+    assert state(servers) == [("tiny", "default", False), ("first", "default", False)]
+    assert servers[0].orders == [
+        *("pause", "gymrl_load_weights", "update_weight_version", "resume")
+    ]
+
+    for fake in servers:
+        fake.leave_open()
+    await generator.update_weights(sent("second"), "8")
+    assert state(servers) == [("second", "8", False)] * 2
+
+
+async def test_a_generator_stands_in_for_one_that_died_where_servers_have_its_weights(
+    servers, generator, connect
+):
+    await generator.update_weights(sent("second"), "7")
+    await generator.close()
+    urls = [fake.url for fake in servers]
+    successor = await connect(*urls, update_servers=True)
+    await successor.adopt_weights("7")
+    assert (successor.weight_version, successor.out) == ("7", {})
+
+    servers[1].forget_all()
+    partly = await connect(*urls, update_servers=True)
+    await partly.adopt_weights("7")
+    assert list(partly.out) == urls[1:]
+    assert partly.weight_version == "7"
+
+    with pytest.raises(WeightsLostError, match="it has the weights '7', not '8'"):
+        await (await connect(*urls, update_servers=True)).adopt_weights("8")
+    assert state(servers) == [("second", "7", False), ("first", "default", False)]
 
 
 async def test_cancelling_a_transfer_that_waits_for_calls_leaves_the_old_weights(
