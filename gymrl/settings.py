@@ -27,6 +27,7 @@ from gymrl.errors import ConfigError
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 _PLAIN_TYPES = frozenset({bool, int, float, str, dict, type(None)})
+_KEY = re.compile(r"(api_?key|secret|password|authorization|_token|^token)$", re.IGNORECASE)
 _PATH = re.compile(r" - at `\$\.([^`]+)`$")
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
@@ -72,6 +73,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if type(converted := getattr(typed, name)) is not type(value):
                 msgspec.structs.force_setattr(self, name, converted)
 
+    def __repr__(self) -> str:
+        """As of any struct, but for keys that stand in a mapping, such as a server's block."""
+        fields = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        shown = ", ".join(f"{name}={_without_keys(name, value)!r}" for name, value in fields)
+        return f"{type(self).__name__}({shown})"
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Build from plain data.
@@ -88,6 +95,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Plain data that :meth:`from_dict` reads back."""
         data: dict[str, Any] = msgspec.to_builtins(self)
         return data
+
+
+def _without_keys(name: str, value: Any) -> Any:
+    """A value to show, without what its name says to be a key; where a key comes from is shown."""
+    if isinstance(value, dict):
+        return {key: _without_keys(str(key), item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_keys(name, item) for item in value)
+    is_key = isinstance(value, str) and value and _KEY.search(name) is not None
+    return "(a key, not shown)" if is_key and not value.startswith("${") else value
 
 
 def _plain(value: Any) -> Any:

@@ -268,3 +268,15 @@ def test_a_key_in_an_address_is_refused_and_not_shown(cls, settings):
         cls(**settings)
     assert "sk-1234" not in str(caught.value)
     assert GymConfig(base_urls=["http://127.0.0.1:1/v1/@scope"]).base_urls
+
+
+def test_a_configuration_shows_no_key_that_a_server_is_given():
+    block = {"policy_api_key": "sk-1234", "judge": [{"openai_api_key": "sk-5678"}], "max_tokens": 5}
+    config = GymConfig(servers={**block, "hf_token": "${oc.env:HF_TOKEN}"}, model_name="policy")
+    assert "sk-" not in repr(config) + str(config) + f"{config}"
+    assert "max_tokens': 5" in repr(config)
+    assert "${oc.env:HF_TOKEN}" in repr(config)
+    assert "model_name='policy'" in repr(config)
+    assert config.servers["policy_api_key"] == "sk-1234"
+    assert "api_key_env='OPENAI_API_KEY'" in repr(VllmConfig(api_key_env="OPENAI_API_KEY"))
+    assert repr(SamplingParams(seed=3)).startswith("SamplingParams(temperature=1.0, top_p=1.0")
