@@ -254,6 +254,8 @@ class TaskRunner:
                 "_ng_rollout_index": index,
                 "_ng_rollout_id": own_id,
             }
+            if num_repeats > 1:  # a verifier may compare them
+                body |= {"_ng_group_id": rollout_id, "_ng_group_attempt": 0}
             route = row_route(body, index)
         return Row(
             index=index,

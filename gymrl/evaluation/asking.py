@@ -111,10 +111,10 @@ class TaskAsker:
         self._settings = settings
         self._renamed = renamed
 
-    def row(self, pending: PendingRow, cohort: str = "") -> tuple[dict[str, Any], SamplingParams]:
+    def row(self, pending: PendingRow) -> tuple[dict[str, Any], SamplingParams]:
         """The dataset row of an attempt, and what it is sampled with."""
         renamed = self._renamed.get(pending.task.key.benchmark)
-        return attempt_row(pending.task, pending.repeat, self._settings, renamed, cohort)
+        return attempt_row(pending.task, pending.repeat, self._settings, renamed)
 
     async def ask(self, pending: Sequence[PendingRow]) -> Asked:
         """Make attempts at one task, all at once.
@@ -123,7 +123,7 @@ class TaskAsker:
             GymrlError: The run cannot go on.
         """
         cohort = uuid.uuid4().hex if pending[0].task.group_size > 1 else ""
-        asked = [self.row(each, cohort) for each in pending]
+        asked = [self.row(each) for each in pending]
         rows, sampling = [row for row, _ in asked], asked[0][1]
         sizes = GroupSizes(group=len(rows))
         stream = self._engine.stream_repeated(rows, sizes, sampling=sampling, training=False)

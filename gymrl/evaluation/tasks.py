@@ -33,7 +33,6 @@ def attempt_row(
     repeat: int,
     settings: EvaluationSettings,
     renamed: Mapping[str, str] | None = None,
-    cohort: str = "",
 ) -> tuple[dict[str, Any], SamplingParams]:
     """The dataset row of one attempt, and what it is sampled with; nothing given is changed.
 
@@ -42,7 +41,6 @@ def attempt_row(
         repeat: Which attempt, from 0.
         settings: The evaluation's.
         renamed: Server instances that bear another name in this run; None: none.
-        cohort: Names the attempts that are compared with each other, where the task's are.
 
     Raises:
         ConfigError: The row asks for a sampling that no policy has.
@@ -67,6 +65,4 @@ def attempt_row(
         "_ng_task_index": task.number,
         "_ng_rollout_index": repeat % task.group_size if task.group_size > 1 else repeat,
     }
-    if cohort:
-        row |= {"_ng_group_id": cohort, "_ng_group_attempt": 0}
     return row, sampling

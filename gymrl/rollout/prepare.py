@@ -11,6 +11,8 @@ copy that travels:
 ``_rowidx``                                    place in the batch
 ``_ng_task_index``, ``_ng_rollout_index``      identity group and place in it, where the row has none
 ``_ng_rollout_id``                             unique to this attempt
+``_ng_group_id``, ``_ng_group_attempt``        of rows that share a prompt, for verifiers that compare
+                                               them: unique to these rows, and 0
 =============================================  ====================================================
 """
 
@@ -223,6 +225,7 @@ def prepare_rows(
         rollout_id = f"{run}-{task_index}-{rollout_index}-{index}-{unguessable}"
         row_seed = None if seed is None else sampling_seed(seed, task_index, rollout_index)
         body = {
+            **(_group_of(f"{run}-{group}") if sizes.identity_size > 1 else {}),
             **row,
             "responses_create_params": _stamp(row, index, sampling, row_seed),
             "_rowidx": index,
@@ -246,6 +249,10 @@ def prepare_rows(
             )
         )
     return prepared
+
+
+def _group_of(name: str) -> dict[str, Any]:
+    return {"_ng_group_id": name, "_ng_group_attempt": 0}
 
 
 def next_attempt(row: Row, attempt: int) -> Row:

@@ -240,13 +240,19 @@ async def test_both_roads_refuse_a_broken_answer_for_the_same_reason(seed):
     assert type(by_the_engine.value.__cause__) is type(by_the_face.value.__cause__)
 
 
-async def test_both_roads_send_the_same_bodies_but_for_the_rollout_id():
+def without_ids(bodies):
+    """The bodies without what is new in every run."""
+    new = {"_ng_rollout_id": None, "_ng_group_id": None}
+    return {row: {**body, **new} for row, body in bodies.items()}
+
+
+async def test_both_roads_send_the_same_bodies_but_for_the_ids_of_a_run():
     bodies, prompts = a_batch(6, num_prompts=2)
     sampling = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=16)
     async with roads(dict(enumerate(bodies))) as (config, environment, server):
         async with RolloutEngine(config) as engine:
             await engine.run(prompts, num_generations=GROUP, sampling=sampling)
-        sent = {row: {**body, "_ng_rollout_id": None} for row, body in server.bodies.items()}
+        sent = without_ids(server.bodies)
         generation = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 16}
         rows = [prompt for prompt in prompts for _ in range(GROUP)]
         results = run_async_nemo_gym_rollout(
@@ -259,7 +265,7 @@ async def test_both_roads_send_the_same_bodies_but_for_the_rollout_id():
             False,
         )
         assert len([result async for result in results]) == 2
-        again = {row: {**body, "_ng_rollout_id": None} for row, body in server.bodies.items()}
+        again = without_ids(server.bodies)
     assert again == sent
     assert sent[4]["responses_create_params"]["temperature"] == 0.7
     assert (sent[4]["_ng_task_index"], sent[4]["_ng_rollout_index"]) == (1, 1)

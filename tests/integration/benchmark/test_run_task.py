@@ -79,6 +79,20 @@ async def test_concurrent_calls_of_one_loop_do_not_mix():
     assert [r.results[1]["task"] for r in results] == names
 
 
+async def test_the_repeats_of_a_call_share_a_group_id_for_verifiers_that_compare_them():
+    def answer(body):
+        return rewarded(1.0, group=body.get("_ng_group_id"))
+
+    async with FakeGymServer(answer) as server:
+        runner = runner_of(server, "a")
+        first, second, alone = [await runner.run_task("a", repeats) for repeats in (2, 2, 1)]
+
+    groups = [{raw["group"] for raw in result.results} for result in (first, second)]
+    assert [len(ids) for ids in groups] == [1, 1]
+    assert groups[0] != groups[1]
+    assert alone.results[0]["group"] is None
+
+
 async def test_fresh_rollout_ids_differ():
     seen = set()
 

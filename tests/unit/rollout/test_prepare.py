@@ -94,6 +94,19 @@ def test_rows_know_their_place_in_batch_prompt_and_group():
     assert [body["_ng_rollout_index"] for body in bodies] == [0, 1, 2, 0, 1, 2]
 
 
+def test_attempts_at_a_prompt_share_a_group_id_that_no_other_preparation_has():
+    def ids(*own):
+        rows = [dataset_row(**fields) for fields in own or ({},) * 4]
+        prepared = prepare_rows(rows, SamplingParams(), GroupSizes(group=4, identity=2))
+        return [json.loads(row.body).get("_ng_group_id") for row in prepared]
+
+    first, second, third, fourth = ids()
+    assert first == second != third == fourth
+    assert set(ids()).isdisjoint([first, third])
+    assert ids(*({"_ng_group_id": "mine", "_ng_group_attempt": 2},) * 4) == ["mine"] * 4
+    assert "_ng_group_id" not in prepare_one(dataset_row())
+
+
 def test_identity_is_independent_of_the_group_that_is_yielded():
     sizes = GroupSizes(group=6, identity=2, routing=2, returns_entire_batch=True)
     rows = prepare_rows([dataset_row()] * 6, SamplingParams(), sizes)
