@@ -206,8 +206,8 @@ def doctor_command(paths: Sequence[Path], options: DoctorOptions) -> int:
         read_run(path)
     configure_logging(error_console(), verbose=False)
     try:
+        from gymrl.generation.model_loading import load_model
         from gymrl.generation.models import resolve_model
-        from gymrl.generation.transformers import load_model
     except ImportError as error:
         raise ConfigError(
             f"checking log-probabilities needs transformers ({error}); install it with: "

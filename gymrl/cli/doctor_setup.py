@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from gymrl.generation.template_check import Finding
+    from gymrl.generation.findings import Finding
 
 EXIT_BREAKS = 1
 _STYLES = {"ok": "green", "note": "cyan", "warn": "yellow", "break": "bold red"}

@@ -6,6 +6,8 @@ business of :mod:`gymrl.generation.chat` and :mod:`gymrl.generation.server`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -28,6 +30,7 @@ __all__ = [
     "check_logprobs",
     "check_prompt",
     "fault_of",
+    "in_this_loop",
     "token_budget",
 ]
 
@@ -35,6 +38,18 @@ FinishReason = Literal["stop", "length", "abort"]
 
 TokenCallback = Callable[[int, float], None]
 """Called in the caller's event loop with each sampled id and its log-probability, in order."""
+
+
+def in_this_loop(on_token: TokenCallback) -> TokenCallback:
+    """`on_token` for another thread to call: it is called in the event loop that runs here."""
+    loop = asyncio.get_running_loop()
+
+    def deliver(token_id: int, logprob: float) -> None:
+        # A closed loop has nobody left to tell.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(on_token, token_id, logprob)
+
+    return deliver
 
 
 class WeightSpan(NamedTuple):

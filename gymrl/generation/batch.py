@@ -41,7 +41,7 @@ from gymrl.errors import (
     GenerationRequestError,
     GymrlError,
 )
-from gymrl.generation.base import Generated, check_logprobs
+from gymrl.generation.base import Generated, check_logprobs, in_this_loop
 from gymrl.generation.batch_media import located_images
 from gymrl.generation.batch_spec import (
     GenerationDatumSpec,
@@ -372,7 +372,7 @@ class _AcrossGenerator:
         *,
         on_token: TokenCallback | None = None,
     ) -> Generated:
-        deliver = None if on_token is None else _in_this_loop(on_token)
+        deliver = None if on_token is None else in_this_loop(on_token)
 
         async def sample() -> Generated:
             return await self._generator.generate(prompt_ids, sampling, on_token=deliver)
@@ -387,7 +387,7 @@ class _AcrossGenerator:
         *,
         on_token: TokenCallback | None = None,
     ) -> Generated:
-        deliver = None if on_token is None else _in_this_loop(on_token)
+        deliver = None if on_token is None else in_this_loop(on_token)
         generator = self._generator
         if not isinstance(generator, ImageGenerator):
             raise GenerationRequestError(f"{type(generator).__name__} samples from tokens only")
@@ -401,15 +401,6 @@ class _AcrossGenerator:
 
     async def close(self) -> None:
         """Nothing: whoever opened the generator closes it."""
-
-
-def _in_this_loop(on_token: TokenCallback) -> TokenCallback:
-    loop = asyncio.get_running_loop()
-
-    def deliver(token_id: int, logprob: float) -> None:
-        loop.call_soon_threadsafe(on_token, token_id, logprob)
-
-    return deliver
 
 
 async def _close(generator: Generator) -> None:

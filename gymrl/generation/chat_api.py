@@ -17,6 +17,7 @@ import msgspec
 
 from gymrl.errors import GenerationRequestError
 from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
+from gymrl.generation.request_content import content_parts, content_text
 from gymrl.generation.requests import (
     ChatMessage,
     ChatRequest,
@@ -24,8 +25,6 @@ from gymrl.generation.requests import (
     TokenizeRequest,
     check_text_format,
     check_tool_choice,
-    content_parts,
-    content_text,
 )
 from gymrl.generation.responses_api import chat_tool
 

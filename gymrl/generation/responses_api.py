@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import GenerationRequestError
 from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
+from gymrl.generation.request_content import content_parts, content_text
 from gymrl.generation.requests import (
     InputItem,
     ResponsesRequest,
     check_text_format,
     check_tool_choice,
-    content_parts,
-    content_text,
 )
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import msgspec
 from gymrl.api_keys import authorization
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import GenerationTransportError
-from gymrl.generation.template_check import Finding
+from gymrl.generation.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

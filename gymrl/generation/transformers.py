@@ -9,35 +9,40 @@ matrix products of a row may differ in their last bits with the batch's shape.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
 import torch
-import transformers
 
-from gymrl.errors import (
-    ConfigError,
-    GenerationError,
-    GenerationRequestError,
-    UnsupportedOptionError,
-    WeightUpdateError,
+from gymrl.errors import GenerationError, GenerationRequestError, WeightUpdateError
+from gymrl.generation.base import (
+    Generated,
+    TokenCallback,
+    check_prompt,
+    in_this_loop,
+    token_budget,
 )
-from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
 from gymrl.generation.checkpoints import load_tokenizer
-from gymrl.generation.decoding import DecodeBatch, Detokenize, Request, settle
+from gymrl.generation.decode_request import Detokenize, Request, settle
+from gymrl.generation.decoding import DecodeBatch
 from gymrl.generation.image_tensors import ImageTensors
+from gymrl.generation.model_loading import (
+    context_length,
+    image_tensors,
+    load_model,
+    model_end_ids,
+    require_key_value_cache,
+    without_progress_bars,
+)
 from gymrl.generation.models import resolve_model
-from gymrl.generation.processors import sees_images
 from gymrl.generation.route_capture import RouteCapture
 from gymrl.generation.weight_exchange import Tensors, WeightUpdate, copy_weights, read_weights
 from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_pause
-from gymrl.media.processing import ImageProcessor
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -80,11 +85,11 @@ class TransformersGenerator:
         return_routed_experts: bool = False,
         images: ImageTensors | str = "the model reads text only",
     ) -> None:
-        _require_key_value_cache(model)
+        require_key_value_cache(model)
         self._images = images
         self.model = model
         self._max_batch_size = max_batch_size
-        self._max_model_len = _context_length(model, max_model_len)
+        self._max_model_len = context_length(model, max_model_len)
         self._vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self._end_ids = frozenset(model_end_ids(model) if end_ids is None else end_ids)
         self._detokenize = detokenize
@@ -127,7 +132,7 @@ class TransformersGenerator:
             detokenize=tokenizer.decode,
             num_threads=config.num_threads,
             return_routed_experts=config.return_routed_experts,
-            images=_image_tensors(source, model),
+            images=image_tensors(source, model),
         )
         return generator, tokenizer
 
@@ -194,7 +199,7 @@ class TransformersGenerator:
             budget=token_budget(len(prompt_ids), sampling, self._max_model_len),
             end_ids=self._end_ids,
             detokenize=self._detokenize,
-            deliver=None if on_token is None else _in_this_loop(on_token),
+            deliver=None if on_token is None else in_this_loop(on_token),
             images=images,
         )
         with self._wake:
@@ -349,95 +354,3 @@ async def _until_settled(future: Future[None]) -> None:
             settled.exception()
         raise
     settled.result()
-
-
-def _in_this_loop(on_token: TokenCallback) -> TokenCallback:
-    loop = asyncio.get_running_loop()
-
-    def deliver(token_id: int, logprob: float) -> None:
-        # A closed loop has nobody left to tell.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(on_token, token_id, logprob)
-
-    return deliver
-
-
-@contextlib.contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keep transformers' progress bars off the terminal, which shows the run's own."""
-    was_enabled = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers.utils.logging.enable_progress_bar()
-
-
-def load_model(source: str, config: GenerationConfig) -> Any:
-    """The model of `source` in the configured type on the configured device, in eval mode.
-
-    Raises:
-        ConfigError: There is no GPU though one is asked for, or the files can't be read.
-    """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "device='cuda': torch sees no GPU here; use 'cpu' or 'auto'", setting="device"
-        )
-    use_gpu = config.device != "cpu" and torch.cuda.is_available()
-    dtype: Any = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    try:
-        loader = (
-            transformers.AutoModelForImageTextToText
-            if sees_images(source)
-            else transformers.AutoModelForCausalLM
-        )
-        model = loader.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model={config.model!r} can't be loaded from {source}: {error}", setting="model"
-        ) from error
-    return model.to("cuda" if use_gpu else "cpu").eval()
-
-
-def _image_tensors(source: str, model: Any) -> ImageTensors | str:
-    """What makes inputs of images, or why there is nothing that does."""
-    if not sees_images(source):
-        return "the model reads text only"
-    try:
-        return ImageTensors(ImageProcessor.load(source), model)
-    except (ConfigError, UnsupportedOptionError) as error:
-        return str(error)
-
-
-def _require_key_value_cache(model: Any) -> None:
-    text_config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(text_config, "layer_types", None) or ())
-    if getattr(model, "_is_stateful", False) or any("linear" in kind for kind in kinds):
-        raise ConfigError(
-            f"{type(model).__name__} keeps a recurrent state; the embedded generator runs "
-            "attention models only, serve this one with vLLM",
-            setting="model",
-        )
-
-
-def model_end_ids(model: Any) -> list[int]:
-    """End-of-turn tokens that the model's generation config (else its config) names."""
-    for source in (getattr(model, "generation_config", None), model.config):
-        named = getattr(source, "eos_token_id", None)
-        if named is not None:
-            return [int(i) for i in named] if isinstance(named, list | tuple) else [int(named)]
-    return []
-
-
-def _context_length(model: Any, max_model_len: int | None) -> int:
-    text_config = model.config.get_text_config(decoder=True)
-    own: int | None = getattr(text_config, "max_position_embeddings", None)
-    if max_model_len is None:
-        return own or 4096
-    if own is not None and max_model_len > own:
-        raise ConfigError(
-            f"max_model_len={max_model_len}: the model's own context is {own} tokens",
-            setting="max_model_len",
-        )
-    return max_model_len

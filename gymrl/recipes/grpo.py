@@ -30,8 +30,8 @@ with optional_imports():
 
 import gymrl.torchrun
 from gymrl.errors import ConfigError, OutputError
+from gymrl.generation.model_loading import without_progress_bars
 from gymrl.generation.models import resolve_model
-from gymrl.generation.transformers import without_progress_bars
 from gymrl.recipes import checkpoint
 from gymrl.recipes.loss import OtherLogprobs, group_advantages, token_loss
 from gymrl.recipes.micro_batches import MicroBatch, Samples, token_micro_batches

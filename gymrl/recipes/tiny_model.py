@@ -11,7 +11,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gymrl.generation.transformers import without_progress_bars
+from gymrl.generation.model_loading import without_progress_bars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gymrl.generation.transformers import without_progress_bars
+from gymrl.generation.model_loading import without_progress_bars
 
 Architecture = Literal["llama", "qwen3", "qwen3_moe", "mixtral"]
 

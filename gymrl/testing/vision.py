@@ -25,7 +25,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.images import ImageFormat
-from gymrl.generation.transformers import without_progress_bars
+from gymrl.generation.model_loading import without_progress_bars
 from gymrl.testing.models import build_tiny_tokenizer, tiny_shape, with_template
 
 IMAGE_TOKEN = "<|image_pad|>"

@@ -14,7 +14,8 @@ from gymrl.concurrency import gather_bounded
 from gymrl.config import GenerationConfig, GymConfig, MediaConfig, SamplingParams
 from gymrl.errors import GenerationError, GenerationRequestError
 from gymrl.generation.chat import ChatFormat
-from gymrl.generation.decoding import DecodeBatch, Request
+from gymrl.generation.decode_request import Request
+from gymrl.generation.decoding import DecodeBatch
 from gymrl.generation.fidelity import MAX_TOLERANCE, MEAN_TOLERANCE
 from gymrl.generation.image_inputs import RequestImageReader, load_image_reader
 from gymrl.generation.image_tensors import ImageTensors

@@ -7,8 +7,8 @@ from aiohttp import web
 from gymrl.config import GenerationConfig
 from gymrl.errors import GenerationTransportError
 from gymrl.generation.chat import ChatFormat
+from gymrl.generation.findings import would_break
 from gymrl.generation.server_check import check_server
-from gymrl.generation.template_check import would_break
 from gymrl.generation.transformers import TransformersGenerator
 from tests.integration.ledger.conftest import RecordingGenerator
 

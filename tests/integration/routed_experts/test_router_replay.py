@@ -10,7 +10,7 @@ import transformers
 
 from gymrl.benchmark import load_benchmark
 from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, SamplingParams
-from gymrl.generation.transformers import without_progress_bars
+from gymrl.generation.model_loading import without_progress_bars
 from gymrl.records import RecordWriter, RunRecord, read_groups
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.rollout.sync import collect

@@ -5,8 +5,9 @@ import pytest
 from gymrl.config import GenerationConfig
 from gymrl.errors import ConfigError
 from gymrl.generation.chat import ChatFormat
+from gymrl.generation.findings import would_break
 from gymrl.generation.parsing import ParsedText, ToolCall
-from gymrl.generation.template_check import check_template, would_break
+from gymrl.generation.template_check import check_template
 from gymrl.testing import build_tiny_tokenizer
 
 LOOK = {

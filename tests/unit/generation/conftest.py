@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from gymrl.generation.chat import ChatFormat
-from gymrl.generation.transformers import without_progress_bars
+from gymrl.generation.model_loading import without_progress_bars
 from gymrl.testing import build_tiny_model, build_tiny_tokenizer
 
 torch.set_num_threads(1)

@@ -11,9 +11,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from gymrl.errors import ConfigError
 from gymrl.generation import smollm2
+from gymrl.generation.model_loading import without_progress_bars
 from gymrl.generation.models import cache_directory, resolve_model
 from gymrl.generation.smollm2 import convert_gguf, find_gguf, prepare_smollm2
-from gymrl.generation.transformers import without_progress_bars
 
 GGUF_PARTS = {
     "self_attn.q_proj": "attn_q",

@@ -8,7 +8,8 @@ import transformers
 from gymrl.concurrency import gather_bounded
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError
-from gymrl.generation.transformers import TransformersGenerator, without_progress_bars
+from gymrl.generation.model_loading import without_progress_bars
+from gymrl.generation.transformers import TransformersGenerator
 from gymrl.generation.weights import DirectoryWeights
 from gymrl.testing import build_tiny_model
 

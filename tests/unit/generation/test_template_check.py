@@ -8,8 +8,9 @@ from tokenizers import normalizers
 
 from gymrl.errors import PrefixError
 from gymrl.generation.chat import ChatFormat
+from gymrl.generation.findings import would_break
 from gymrl.generation.prefix import TruePrefix
-from gymrl.generation.template_check import check_template, would_break
+from gymrl.generation.template_check import check_template
 from tests.unit.generation.template_families import (
     DEEPSEEK,
     FAMILIES,

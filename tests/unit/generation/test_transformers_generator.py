@@ -16,7 +16,8 @@ from gymrl.errors import (
     GenerationRequestError,
 )
 from gymrl.generation.base import Generator
-from gymrl.generation.transformers import TransformersGenerator, load_model
+from gymrl.generation.model_loading import load_model
+from gymrl.generation.transformers import TransformersGenerator
 
 PROMPT = [1, 40, 50, 60, 2, 70]
 

@@ -11,7 +11,8 @@ from gymrl.concurrency import gather_bounded
 from gymrl.config import ConfigError, SamplingParams
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.base import WeightSpan
-from gymrl.generation.transformers import TransformersGenerator, without_progress_bars
+from gymrl.generation.model_loading import without_progress_bars
+from gymrl.generation.transformers import TransformersGenerator
 from gymrl.generation.weights import (
     DirectoryWeights,
     TensorWeights,
