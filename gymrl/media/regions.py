@@ -81,16 +81,24 @@ def check_regions(trajectory: Trajectory, layout: ImageLayout) -> None:
                 expected=len(images),
                 received=len(runs),
             )
-        sampled = runs_of(trajectory.token_ids[span.generation_start : span.end], token)
-        if sampled:
-            raise MediaError(
-                f"the model sampled {sum(sampled)} image placeholder tokens, and there is no "
-                "image for them; forbid token "
-                f"{token} in sampling",
-                turn=turn,
-                expected=0,
-                received=len(sampled),
-            )
+        check_sampled(trajectory.token_ids[span.generation_start : span.end], token, turn)
+
+
+def check_sampled(token_ids: Int32Array | Sequence[int], image_token_id: int, turn: int) -> None:
+    """Refuse an answer that holds placeholder tokens: there is no image for them.
+
+    Raises:
+        MediaError: It does.
+    """
+    sampled = int((np.asarray(token_ids) == image_token_id).sum())
+    if sampled:
+        raise MediaError(
+            f"the model sampled {sampled} image placeholder tokens, and there is no image for them; "
+            f"forbid token {image_token_id} in sampling",
+            turn=turn,
+            expected=0,
+            received=sampled,
+        )
 
 
 def _shown(runs: Sequence[int]) -> str:

@@ -24,6 +24,7 @@ from gymrl.errors import (
 from gymrl.generation.images import ConversationImage, PromptImages, RegionReader
 from gymrl.media import EncodedImage, lift_images, load_image, to_data_url
 from gymrl.media.parts import content_sources, is_image_part
+from gymrl.media.regions import check_sampled
 from gymrl.rollout.retry import LONGEST_DELAY_S
 from gymrl.types import ImageRef
 
@@ -137,16 +138,7 @@ class EpisodeImages:
             MediaError: It holds tokens of images, for which there is no image.
         """
         if self._format is not None:
-            sampled = list(token_ids).count(self._format.image_token_id)
-            if sampled:
-                raise MediaError(
-                    f"turn {turn}: the model sampled {sampled} image placeholder tokens, and "
-                    "there is no image for them; forbid token "
-                    f"{self._format.image_token_id} in sampling",
-                    turn=turn,
-                    expected=0,
-                    received=sampled,
-                )
+            check_sampled(token_ids, self._format.image_token_id, turn)
         self._turns.append(tuple(self._images[self._num_taken :]))
         self._num_taken = len(self._images)
 

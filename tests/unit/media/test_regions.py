@@ -69,7 +69,7 @@ def test_adjacent_images_are_one_run_and_a_broken_up_image_is_several():
         ([([1], [4]), ([PAD, 5], [6])], ((), ()), 1, 0, 1),
         ([([1], [4])], ((image(2),),), 0, 1, 0),
         ([([1, PAD, 2, PAD, PAD], [4])], ((image(2), image(1)),), 0, 2, 2),
-        ([([1], [4, PAD, PAD, 5])], ((),), 0, 0, 1),
+        ([([1], [4, PAD, PAD, 5])], ((),), 0, 0, 2),
     ],
 )
 def test_a_turn_that_shows_other_images_fails_and_both_numbers_are_named(

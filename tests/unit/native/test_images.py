@@ -341,7 +341,9 @@ async def test_a_text_that_spells_an_image_is_no_image(codec, tokenizer):
 
 
 async def test_a_sampled_placeholder_fails_its_row(codec, tokenizer):
-    with pytest.raises(MediaError, match="turn 0: the model sampled 1 image placeholder tokens"):
+    with pytest.raises(
+        MediaError, match=r"turn 0\): MediaError: the model sampled 1 image placeholder tokens"
+    ):
         await play(
             codec,
             shows(content()),
