@@ -265,6 +265,8 @@ def train(config: GrpoConfig, *, is_live: bool = False) -> None:
                 tensorboard=config.tensorboard,
             )
             stack.enter_context(tracker)
+            if not is_live:
+                logger.info("each step's numbers go to %s; --live shows them", tracker.path)
         shares = _shares(config, rollouts)
         stack.callback(shares.close)
         for step in range(done + 1, config.steps + 1):

@@ -66,12 +66,16 @@ class Tracker:
         self._events: Any = None
         self._resumed_at = resumed_at
 
+    @property
+    def path(self) -> Path:
+        """The file of each step's numbers, one JSON object a line."""
+        return self._root / "metrics.jsonl"
+
     def __enter__(self) -> Tracker:
-        path = self._root / "metrics.jsonl"
-        aside = path.with_suffix(".part")
+        aside = self.path.with_suffix(".part")
         aside.write_text("".join(json.dumps(line) + "\n" for line in self._history), "utf-8")
-        aside.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+        aside.replace(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
         if self._has_tensorboard:
             # Loads TensorBoard, an optional extra, and takes a second.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415

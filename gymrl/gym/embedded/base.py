@@ -19,6 +19,7 @@ from aiohttp import web
 
 from gymrl.config import Config
 from gymrl.errors import ConfigError
+from gymrl.gym.embedded.debugging import left_debugger
 from gymrl.gym.embedded.sessions import SessionCookie
 from gymrl.gym.schema import decode_mending
 from gymrl.telemetry import RateLimitedLog
@@ -191,15 +192,16 @@ class EmbeddedServer:
             if error.retry_after_s is not None:
                 response.headers["Retry-After"] = f"{error.retry_after_s:g}"
         except Exception as error:  # noqa: BLE001 - the protocol makes any exception a 500 answer
+            said = left_debugger(error) or repr(error)
             self._log.log(
                 f"{request.path}:{type(error).__name__}",
                 logging.WARNING,
-                "%s: %s failed: %r",
+                "%s: %s failed: %s",
                 self.instance,
                 request.path,
-                error,
+                said,
             )
-            response = json_response(repr(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+            response = json_response(said, HTTPStatus.INTERNAL_SERVER_ERROR)
         if not response.prepared:
             self.cookie.write(response, session_id)
         return response
