@@ -28,7 +28,6 @@ result keeps it, with its tokens.
 from __future__ import annotations
 
 import copy
-import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,23 +35,19 @@ import numpy as np
 
 from gymrl.config import SamplingParams
 from gymrl.errors import (
-    BadLogprobsError,
     EnvironmentContractError,
-    GenerationError,
     NoGenerationError,
     RolloutInfraFailure,
     RoutedExpertsError,
 )
 from gymrl.generation.images import PromptImages
-from gymrl.generation.parsing import (
-    CALL_CLOSE,
-    CALL_OPEN,
-    THINK_CLOSE,
-    THINK_OPEN,
-    parse_hermes,
-)
 from gymrl.media.parts import content_text, copied
 from gymrl.numbers import exact_sum, reward_number
+from gymrl.rollout.native_answers import (
+    check_generated,
+    has_broken_tool_call,
+    has_malformed_thinking,
+)
 from gymrl.rollout.native_images import (
     EpisodeImages,
     PromptSegment,
@@ -188,7 +183,7 @@ class Episode:
         """
         if generated.finish_reason == "abort":
             raise RolloutInfraFailure("the generator was closed during the call", turn=self.turn)
-        _check_generated(generated, self._room, self.turn)
+        check_generated(generated, self._room, self.turn)
         self._images.end_turn(generated.token_ids, self.turn)
         start = len(self._token_ids)
         self._take_routes(generated, start - self._turn_start)
@@ -359,52 +354,3 @@ class Episode:
         while len(turns) > 1 and turns[-1].generation_start == turns[-1].end:
             turns.pop()
         return tuple(turns), turns[-1].end
-
-
-def has_broken_tool_call(text: str) -> bool:
-    """Whether a tool-call tag is left over when every well-formed call is taken out."""
-    if CALL_OPEN not in text and CALL_CLOSE not in text:
-        return False
-    visible, _ = parse_hermes(text)
-    return CALL_OPEN in visible or CALL_CLOSE in visible
-
-
-def has_malformed_thinking(text: str) -> bool:
-    """Whether thinking tags are not one pair at most, opened before it is closed.
-
-    A closing tag alone is well-formed: the prompt may have opened the reasoning.
-    """
-    opens, closes = text.count(THINK_OPEN), text.count(THINK_CLOSE)
-    if opens > 1 or closes > 1:
-        return True
-    return bool(opens and closes) and text.index(THINK_CLOSE) < text.index(THINK_OPEN)
-
-
-def _check_generated(generated: Generated, room: int, turn: int) -> None:
-    token_ids, logprobs = generated.token_ids, generated.logprobs
-    if len(token_ids) > room:
-        raise GenerationError(
-            f"turn {turn}: the generator sampled {len(token_ids)} tokens where {room} were left"
-        )
-    if logprobs is None or len(logprobs) != len(token_ids):
-        count = 0 if logprobs is None else len(logprobs)
-        raise BadLogprobsError(
-            f"turn {turn}: {count} log-probabilities for {len(token_ids)} sampled tokens",
-            turn=turn,
-            position=min(count, len(token_ids)),
-        )
-    position = _first_bad(logprobs)
-    if position is not None:
-        raise BadLogprobsError(
-            f"turn {turn}: the log-probability at position {position} is "
-            f"{logprobs[position]!r}; a finite number is needed",
-            turn=turn,
-            position=position,
-        )
-
-
-def _first_bad(logprobs: Sequence[float | None]) -> int | None:
-    for position, value in enumerate(logprobs):
-        if value is None or not math.isfinite(value):
-            return position
-    return None

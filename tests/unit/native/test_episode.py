@@ -13,12 +13,8 @@ from gymrl.errors import (
     RolloutInfraFailure,
 )
 from gymrl.generation import Generated
-from gymrl.rollout.episode import (
-    Episode,
-    EpisodeRules,
-    has_broken_tool_call,
-    has_malformed_thinking,
-)
+from gymrl.rollout.episode import Episode, EpisodeRules
+from gymrl.rollout.native_answers import has_broken_tool_call, has_malformed_thinking
 from gymrl.rollout.native_rows import NativePrompt, prepare_samples
 from tests.unit.native.worlds import Characters, observation, says
 
