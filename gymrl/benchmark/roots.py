@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 EXTRA_ROOTS_VARIABLE = "NEMO_GYM_EXTRA_ROOTS"
 FAMILY_FILE = "_flavor.yaml"
 _MANIFEST = "manifest.yaml"
+_ROLLED_OUT = "verifiers/"
 _SHIPPED = "gymrl/benchmark/shipped"
 _GIT_TIMEOUT_S = 10.0
 _SHOWN_FLAVORS = 5
@@ -216,6 +217,12 @@ def _names_in(folder: Path) -> Iterator[str]:
 
 
 def _unknown(name: str, roots: Sequence[SearchRoot]) -> ConfigError:
+    if name.startswith(_ROLLED_OUT):
+        return ConfigError(
+            f"{name!r}: an environment of verifiers is rolled out (gymrl rollout {name}, or "
+            "load_benchmark); it cannot be planned, evaluated or served as a benchmark",
+            setting="benchmark",
+        )
     known = benchmark_names(roots)
     flavors = [other for other in known if other.startswith(f"{name}/")]
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

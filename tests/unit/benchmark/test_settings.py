@@ -179,6 +179,13 @@ def test_an_unknown_name_is_refused_with_what_comes_close(tmp_path):
         find_benchmark("zzz", roots)
 
 
+def test_an_environment_of_verifiers_is_told_where_it_can_be_had():
+    with pytest.raises(
+        ConfigError, match="gymrl rollout verifiers/owner/wordle, or load_benchmark"
+    ):
+        find_benchmark("verifiers/owner/wordle", search_roots())
+
+
 @pytest.mark.parametrize("name", ["", "/etc", "../x", "a/../b", "reasoning_gym/_flavor", 3])
 def test_a_name_that_leaves_the_folder_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="a name is written NAME or NAME/FLAVOR"):
