@@ -229,7 +229,8 @@ def _unknown(name: str, roots: Sequence[SearchRoot]) -> ConfigError:
     hint = f" Did you mean {' or '.join(repr(other) for other in close)}?" if close else ""
     if flavors:
         shown = ", ".join(flavors[:_SHOWN_FLAVORS])
-        hint = f" It has {len(flavors)} flavors; name one: {shown}, ..."
+        more = ", ..." if len(flavors) > _SHOWN_FLAVORS else "."
+        hint = f" It has flavors ({len(flavors)}); name one: {shown}{more}"
     if not hint:
         tops = ", ".join(sorted({other.split("/", maxsplit=1)[0] for other in known})) or "none"
         hint = f" There are: {tops}."

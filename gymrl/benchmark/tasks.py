@@ -147,9 +147,11 @@ class TaskRunner:
         """
         row = self._rows.get(task_id)
         if row is None:
+            shown = ", ".join(list(self._rows)[:_SHOWN_IDS]) or "none"
+            more = ", ..." if len(self._rows) > _SHOWN_IDS else ""
             raise ConfigError(
                 f"No input rows for task ids {[task_id]!r}; there are {len(self._rows)}: "
-                f"{', '.join(list(self._rows)[:_SHOWN_IDS])}, ...",
+                f"{shown}{more}",
                 setting="task_id",
             )
         if isinstance(num_repeats, bool) or not isinstance(num_repeats, int) or num_repeats < 1:
