@@ -173,7 +173,7 @@ def test_an_unknown_name_is_refused_with_what_comes_close(tmp_path):
         find_benchmark("ifevl", roots)
     with pytest.raises(ConfigError, match="Did you mean 'tinymath/hard'"):
         find_benchmark("tinymath/herd", roots)
-    with pytest.raises(ConfigError, match="It has flavors \(1\); name one: tinymath/hard\."):
+    with pytest.raises(ConfigError, match=r"It has flavors \(1\); name one: tinymath/hard\."):
         find_benchmark("tinymath", roots)
     with pytest.raises(ConfigError, match=r"'zzz'\. There are: ifeval, tinymath\. Looked in"):
         find_benchmark("zzz", roots)
