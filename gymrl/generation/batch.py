@@ -26,7 +26,6 @@ from anyio.from_thread import start_blocking_portal
 
 from gymrl.concurrency import (
     OwnedTasks,
-    call_across,
     close_within,
     closing_stream,
     gather_bounded,
@@ -41,7 +40,8 @@ from gymrl.errors import (
     GenerationRequestError,
     GymrlError,
 )
-from gymrl.generation.base import Generated, check_logprobs, in_this_loop
+from gymrl.generation.across import GeneratorAcross
+from gymrl.generation.base import Generated, check_logprobs
 from gymrl.generation.batch_media import located_images
 from gymrl.generation.batch_spec import (
     GenerationDatumSpec,
@@ -59,7 +59,7 @@ from gymrl.generation.loading import load_generator
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-    from gymrl.generation.base import Generator, TokenCallback
+    from gymrl.generation.base import Generator
 
 __all__ = [
     "BatchGenerator",
@@ -158,7 +158,7 @@ class BatchGenerator:
         """The generator itself, one sample at a time; after :meth:`open` from any event loop."""
         if self._portal is None:
             return self._generator
-        return _AcrossGenerator(self._generator, self._portal)
+        return GeneratorAcross(self._generator, self._portal)
 
     def generate(
         self, data: Mapping[str, Any] | GenerationDatumSpec, greedy: bool = False
@@ -352,55 +352,6 @@ async def _generate(generator: Generator, request: _Request) -> Generated:
     return await generator.generate_with_images(
         request.prompt_ids, request.images, request.sampling
     )
-
-
-class _AcrossGenerator:
-    """A generator of another thread's event loop."""
-
-    def __init__(self, generator: Generator, portal: BlockingPortal) -> None:
-        self._generator = generator
-        self._portal = portal
-
-    @property
-    def max_model_len(self) -> int:
-        return self._generator.max_model_len
-
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        on_token: TokenCallback | None = None,
-    ) -> Generated:
-        deliver = None if on_token is None else in_this_loop(on_token)
-
-        async def sample() -> Generated:
-            return await self._generator.generate(prompt_ids, sampling, on_token=deliver)
-
-        return await call_across(self._portal, sample)
-
-    async def generate_with_images(
-        self,
-        prompt_ids: Sequence[int],
-        images: PromptImages,
-        sampling: SamplingParams,
-        *,
-        on_token: TokenCallback | None = None,
-    ) -> Generated:
-        deliver = None if on_token is None else in_this_loop(on_token)
-        generator = self._generator
-        if not isinstance(generator, ImageGenerator):
-            raise GenerationRequestError(f"{type(generator).__name__} samples from tokens only")
-
-        async def sample() -> Generated:
-            return await generator.generate_with_images(
-                prompt_ids, images, sampling, on_token=deliver
-            )
-
-        return await call_across(self._portal, sample)
-
-    async def close(self) -> None:
-        """Nothing: whoever opened the generator closes it."""
 
 
 async def _close(generator: Generator) -> None:
