@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -30,6 +31,7 @@ LOOK_S = 0.25
 """How often a rank looks whether the job has failed."""
 
 _ABORT = "abort"
+_LAUNCHED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 _LOOK_CLOSELY_S = 0.005
 _LOOK_IDLY_S = 0.05
 
@@ -51,6 +53,12 @@ class Cause(msgspec.Struct, frozen=True):
         )
         failed.__cause__ = rebuild(self.error)
         return failed
+
+
+def _no_launcher() -> Exception:
+    return RankFailedError(
+        "torchrun, which had started it, was killed: nobody would start the job again, or end it"
+    )
 
 
 class StoreLine:
@@ -77,6 +85,7 @@ class StoreLine:
         self._broken: Exception | None = None
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._is_watching = False
+        self._launcher = os.getppid() if _LAUNCHED_BY_TORCHRUN in os.environ else None
         self._thread = threading.Thread(target=self._run, name="gymrl-store", daemon=True)
         self._thread.start()
 
@@ -102,6 +111,8 @@ class StoreLine:
         self._store.set(f"beat/{self._rank}", str(time.monotonic_ns()))
         if self._is_watching and self._cause is None:
             self._look_at_others()
+        if self._launcher not in (None, os.getppid()) and self._cause is None:
+            self._set_cause(Cause(self._rank, self._where, describe(_no_launcher())))
         self._answered = time.monotonic()
 
     def _look_at_others(self) -> None:

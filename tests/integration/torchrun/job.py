@@ -191,6 +191,15 @@ def rank_stuck():
         rollouts.update_weights(sharded)
 
 
+def launcher_killed():
+    with gymrl.torchrun.rollouts(config()) as rollouts:
+        rollouts.collect(latency_rows(2))
+        if rollouts.rank == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        while True:
+            rollouts.collect(latency_rows(2))
+
+
 def stream_body_raises():
     with gymrl.torchrun.rollouts(config(), rows=latency_rows(6)) as rollouts:
         for _ in rollouts.stream(num_generations=2, groups_per_step=4, max_staleness=3):

@@ -110,6 +110,14 @@ def test_a_rank_that_is_stopped_is_found_and_named_also_while_weights_are_gather
     assert "heartbeat_timeout_s" in errors[0]["text"]
 
 
+def test_ranks_whose_launcher_was_killed_end(launch):
+    job = launch("launcher_killed")
+    assert job.code == -9
+    errors = job.errors()
+    assert {errors[0]["error"], errors[1]["error"]} == {"RankFailedError"}
+    assert all("torchrun, which had started it, was killed" in e["text"] for e in errors.values())
+
+
 def test_leaving_a_stream_by_an_error_ends_what_runs_ahead(launch):
     job = launch("stream_body_raises", ranks=0)
     assert job.said[-1]["error"] == "KeyError"
