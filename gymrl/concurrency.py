@@ -202,6 +202,48 @@ class OwnedTasks:
             raise errors[0]
 
 
+async def wait_for_end(task: asyncio.Task[T]) -> T:
+    """Wait for a task to its end, whoever cancels the caller meanwhile, and however often.
+
+    A shielded scope of anyio keeps out the cancellation of anyio's scopes alone, not that of
+    ``Task.cancel``, by which ``asyncio.timeout``, ``asyncio.wait_for`` and Ctrl-C work.
+
+    Args:
+        task: It must be bounded by itself.
+
+    Raises:
+        CancelledError: The caller was cancelled; raised when the task has ended.
+        BaseException: What the task raised.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait((task,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        if not task.cancelled() and (lost := task.exception()) is not None:
+            logger.error("%s failed while its caller was cancelled", task.get_name(), exc_info=lost)
+        raise cancelled
+    return task.result()
+
+
+async def run_to_end(coroutine: Coroutine[Any, Any, T], name: str) -> T:
+    """Run something that must not be left half done, such as a close, in a task of its own.
+
+    Args:
+        coroutine: It must be bounded by itself, and leave no cancel scope that it did not enter.
+        name: Of the task.
+
+    Raises:
+        CancelledError: As :func:`wait_for_end`.
+        BaseException: What the coroutine raised.
+    """
+    owner = OwnedTasks(name, on_error=lambda _: None)  # raised to the caller instead
+    return await wait_for_end(owner.start(coroutine, "to its end"))
+
+
 @contextlib.asynccontextmanager
 async def closing_stream(stream: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     """Close an async generator on the way out, also when the consumer leaves early."""

@@ -19,7 +19,7 @@ from gymrl.actors.handle import ActorHandle
 from gymrl.actors.link import Caller
 from gymrl.actors.loading import locate
 from gymrl.actors.process import ChildProcess
-from gymrl.concurrency import OwnedTasks
+from gymrl.concurrency import OwnedTasks, wait_for_end
 from gymrl.errors import (
     ActorClosedError,
     ActorDiedError,
@@ -297,15 +297,7 @@ class ProcessHandle(ActorHandle):
             return
         if self._closing is None:
             self._closing = OwnedTasks(self.name).start(self._close(), "close")
-        cancelled: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
-            while not self._closing.done():
-                try:
-                    await asyncio.wait((self._closing,))
-                except asyncio.CancelledError as error:
-                    cancelled = error  # the end is bounded, and must be seen
-        if cancelled is not None:
-            raise cancelled
+        await wait_for_end(self._closing)
         failure, self._close_error = self._close_error, None
         if failure is not None:
             raise failure

@@ -18,7 +18,7 @@ from gymrl.actors.restarting import RestartPolicy, WorkerHealth
 from gymrl.actors.spawn import spawn
 from gymrl.actors.streams import ActorStream
 from gymrl.actors.suspects import Suspects
-from gymrl.concurrency import OwnedTasks, close_within, gather_bounded, growing_pause
+from gymrl.concurrency import OwnedTasks, close_within, gather_bounded, growing_pause, run_to_end
 from gymrl.config import require
 from gymrl.errors import ActorClosedError, ActorDiedError
 
@@ -135,10 +135,14 @@ class Supervisor:
     async def close(self) -> None:
         """Close all workers at once; each is bounded by its `close_timeout_s`. Safe twice.
 
-        An error of an actor's ``close`` is logged: the other workers are closed all the same.
+        An error of an actor's ``close`` is logged: the other workers are closed all the same. A
+        caller that is cancelled meanwhile goes on when all have ended.
         """
         self._closed = True
         self._notify()
+        await run_to_end(self._close_all(), self.name)
+
+    async def _close_all(self) -> None:
         await self._tasks.close()
 
         async def close(worker: _Worker) -> None:
@@ -147,8 +151,7 @@ class Supervisor:
                 limit = self._options.close_timeout_s + 30
                 await close_within(worker.handle.close(), limit, f"{self.name}-{worker.index}")
 
-        with anyio.CancelScope(shield=True):
-            await gather_bounded(close, self._workers)
+        await gather_bounded(close, self._workers)
 
     @property
     def workers(self) -> list[ActorHandle]:

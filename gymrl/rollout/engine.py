@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Self
 
+from gymrl.concurrency import run_to_end
 from gymrl.rollout.fleet import Fleet
 from gymrl.rollout.prepare import GroupSizes, prepare_rows, repeat_rows
 from gymrl.rollout.progress import Progress
@@ -65,8 +66,9 @@ class RolloutEngine:
             async for group in engine.stream(rows, num_generations=8):
                 train_on(group)
 
-    Entering starts every process under one deadline; leaving ends them all. The two may happen in
-    different tasks of one event loop, and any number of streams may run at once.
+    Entering starts every process under one deadline; leaving ends them all, also when it is itself
+    cancelled. The two may happen in different tasks of one event loop, and any number of streams
+    may run at once.
 
     Args:
         config: What to start, how to sample, what a failed row means.
@@ -121,6 +123,9 @@ class RolloutEngine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await run_to_end(self._leave(), "engine")
+
+    async def _leave(self) -> None:
         for batch in list(self._batches):
             await batch.close()
         await self.fleet.close()

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from gymrl.actors import RestartPolicy, SpawnOptions, spawn
-from gymrl.concurrency import close_within, deadline, gather_bounded
+from gymrl.concurrency import close_within, deadline, gather_bounded, run_to_end
 from gymrl.errors import (
     ActorDiedError,
     ActorError,
@@ -114,7 +114,7 @@ class Fleet:
         try:
             await self._start_in_time()
         except BaseException:
-            await self.close()
+            await run_to_end(self.close(), "a fleet that did not start")
             raise
 
     def _make_instances(self) -> None:
@@ -280,8 +280,12 @@ class Fleet:
     async def close(self) -> None:
         """End every process: the Gym workers, then the generator they call. Safe to call twice.
 
-        It is shielded from cancellation and bounded; what goes wrong is logged.
+        It is bounded, and ends every process also when the caller is cancelled meanwhile; what goes
+        wrong is logged.
         """
+        await run_to_end(self._close(), "fleet")
+
+    async def _close(self) -> None:
         instances, self._instances, self._shards = self._instances, {}, None
         self._weights = None
         generator = instances.pop(GENERATION, None)
@@ -289,10 +293,9 @@ class Fleet:
         async def close_one(instance: Instance) -> None:
             await close_within(instance.close(), CLOSE_TIMEOUT_S, instance.name)
 
-        with anyio.CancelScope(shield=True):
-            await gather_bounded(close_one, list(instances.values()))
-            if generator is not None:
-                await close_one(generator)
+        await gather_bounded(close_one, list(instances.values()))
+        if generator is not None:
+            await close_one(generator)
 
 
 async def _asked(label: str, worker: ActorHandle, method: str, *args: Any) -> Any:

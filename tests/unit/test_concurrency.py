@@ -11,6 +11,7 @@ from gymrl.concurrency import (
     deadline,
     gather_bounded,
     growing_pause,
+    run_to_end,
 )
 from gymrl.errors import DeadlineExceeded
 
@@ -193,3 +194,39 @@ def test_a_pause_doubles_up_to_its_limit_also_after_a_week_of_trying():
     assert [growing_pause(0.5, times, 30.0) for times in (1, 2, 3, 6, 7)] == [0.5, 1, 2, 16, 30]
     assert growing_pause(0.5, 100_000, 30.0) == 30.0
     assert growing_pause(0.0, 100_000, 30.0) == 0.0
+
+
+async def test_what_must_not_be_left_half_done_ends_however_often_its_caller_is_cancelled():
+    done = []
+
+    async def close():
+        for step in range(3):
+            await asyncio.sleep(0.01)
+            done.append(step)
+
+    async def caller():
+        await run_to_end(close(), "a close")
+
+    task = asyncio.get_running_loop().create_task(caller())
+    for _ in range(2):
+        await asyncio.sleep(0.005)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == [0, 1, 2]
+
+
+async def test_what_runs_to_its_end_gives_its_result_or_its_error():
+    async def answer():
+        return 42
+
+    async def fail():
+        raise KeyError("x")
+
+    assert await run_to_end(answer(), "an answer") == 42
+    with pytest.raises(KeyError):
+        await run_to_end(fail(), "a failure")
+    with anyio.move_on_after(0.01) as scope:
+        assert await run_to_end(asyncio.sleep(0.05, "slept"), "a sleep") == "slept"
+        await anyio.lowlevel.checkpoint()
+    assert scope.cancelled_caught

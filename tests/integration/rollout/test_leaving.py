@@ -5,9 +5,10 @@ import contextlib
 import gc
 
 import anyio
+import psutil
 import pytest
 
-from gymrl.config import GymConfig, RolloutConfig
+from gymrl.config import GenerationConfig, GymConfig, RolloutConfig
 from gymrl.errors import RolloutStreamError
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.rollout.prepare import GroupSizes
@@ -179,3 +180,21 @@ async def test_entering_an_open_engine_leaves_its_counters(make_engine, row):
         with pytest.raises(RuntimeError, match="open already"):
             await engine.__aenter__()
         assert engine.progress.rows_done == 1
+
+
+async def test_an_exit_that_is_cancelled_by_asyncio_itself_leaves_no_process(make_engine):
+    """``asyncio.timeout``, ``wait_for`` and Ctrl-C pass through a shielded scope."""
+    pids = []
+
+    async def leave_in_no_time():
+        async with (
+            asyncio.timeout(None) as limit,
+            make_engine(num_workers=2, generation=GenerationConfig(model="tiny")) as engine,
+        ):
+            pids.extend(instance.pid for instance in engine.fleet.instances)
+            limit.reschedule(asyncio.get_running_loop().time() + 0.001)
+
+    with pytest.raises(TimeoutError):
+        await leave_in_no_time()
+    assert len(pids) == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids)
