@@ -465,8 +465,4 @@ class RemoteVllmGenerator:
 
 
 def _root(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"vllm.base_urls: {url!r} is no URL; write http://host:port", setting="vllm.base_urls"
-        )
     return url.rstrip("/").removesuffix("/v1")

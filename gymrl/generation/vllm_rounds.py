@@ -17,7 +17,7 @@ from gymrl.generation.vllm_orders import Placed, is_gone
 
 if TYPE_CHECKING:
     from gymrl.generation.vllm_deliveries import Delivery, Step
-    from gymrl.generation.vllm_updates import ServerFleet
+    from gymrl.generation.vllm_servers import KnownServers
     from gymrl.generation.weights import PauseMode
 
 ARRIVAL_TIMEOUT_S = 2.0
@@ -32,7 +32,7 @@ class Round:
     """One update.
 
     Args:
-        fleet: Whose servers they are.
+        servers: All that are known.
         delivery: How the weights reach them.
         serving: Servers that get calls.
         newcomers: Servers that get none, and take part.
@@ -40,13 +40,13 @@ class Round:
 
     def __init__(
         self,
-        fleet: ServerFleet,
+        servers: KnownServers,
         delivery: Delivery,
         serving: Sequence[str],
         newcomers: Collection[str] = (),
     ) -> None:
-        self._fleet = fleet
-        self._orders = fleet.orders
+        self._servers = servers
+        self._orders = servers.orders
         self._delivery = delivery
         self._newcomers = frozenset(newcomers)
         self._alive = [*serving, *newcomers]
@@ -84,7 +84,7 @@ class Round:
     async def _look(self, url: str) -> None:
         if url in self._newcomers and await self._orders.is_paused(url):
             self._stays_paused.add(url)
-        self._former[url] = await self._fleet.former(url)
+        self._former[url] = await self._servers.former(url)
         await self._delivery.look(url)
 
     async def _pause(self, pause: PauseMode) -> None:
@@ -108,7 +108,7 @@ class Round:
         text = f"vLLM could not load them; {said(self._gone | faults)}"
         lost = await self._each(self._back)
         for url, reason in lost.items():
-            await self._fleet.strand(url, self._former[url])
+            await self._servers.strand(url, self._former[url])
             self._leave_out(url, f"its weights are not known since an update failed: {reason}")
         if lost:
             text += f"; nor go back to the ones before: {said(lost)}"
@@ -120,7 +120,7 @@ class Round:
         former = self._former[url]
         if url in self._newcomers:
             # It gets no calls: whoever puts it back in loads what serves then.
-            self._fleet.lost_track(url, former)
+            self._servers.lost_track(url, former)
             return
         if former.directory is None:
             raise WeightUpdateError(
@@ -149,7 +149,7 @@ class Round:
 
     def _leave_out(self, url: str, reason: str) -> None:
         self._alive.remove(url)
-        self._fleet.leave_out(url, reason, self._former.get(url))
+        self._servers.leave_out(url, reason, self._former.get(url))
 
     def _check(self, faults: dict[str, str], what: str) -> None:
         if faults or not self._alive:

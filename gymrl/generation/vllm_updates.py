@@ -24,10 +24,11 @@ from gymrl.errors import (
     WeightUpdateError,
 )
 from gymrl.generation.vllm_deliveries import FromDirectory, FromTrainer, check_backend
-from gymrl.generation.vllm_orders import UNNAMED, Placed, ServerOrders, is_gone
+from gymrl.generation.vllm_orders import UNNAMED, Placed, ServerOrders
 from gymrl.generation.vllm_rounds import NothingServesError, Round, said
+from gymrl.generation.vllm_servers import KnownServers, our_name
 from gymrl.generation.weight_offers import Offers, check_reach
-from gymrl.generation.weights import GLOO_BACKEND, INITIAL_VERSION, TransferWeights, check_pause
+from gymrl.generation.weights import GLOO_BACKEND, TransferWeights, check_pause
 
 if TYPE_CHECKING:
     from gymrl.config import VllmConfig
@@ -69,32 +70,28 @@ class ServerFleet:
         take_out: Callable[[Upstream, str], None],
     ) -> None:
         self.orders = ServerOrders(client, config.update_timeout_s)
-        self._upstreams = {upstream.url: upstream for upstream in balancer.upstreams}
+        self._servers = KnownServers(self.orders, balancer, take_out)
         self._config = config
         self._offers = Offers(model)
-        self._take_out = take_out
         self._turn = anyio.Lock()
-        self._current: Placed | None = None
-        self._astray: dict[str, Placed | None] = {}
         self._staged: StagedTensors | None = None
-        self._last_seen = UNNAMED
         self.epoch = 0
         """Counts the updates that were taken."""
 
     @property
     def version(self) -> str | None:
         """Of the latest update that was taken; None before the first."""
-        return None if self._current is None else self._current.version
+        return None if self._servers.current is None else self._servers.current.version
 
     def was_restarted(self, spans: Sequence[WeightSpan]) -> bool:
         """Whether an answer comes from a server that has lost the weights it was given."""
-        return bool(spans) and spans[-1].version == UNNAMED and self._current is not None
+        return bool(spans) and spans[-1].version == UNNAMED and self._servers.current is not None
 
     def renamed(self, spans: list[WeightSpan]) -> list[WeightSpan]:
         """Spans with our name for the weights that a server was started with."""
         if not self._config.update_servers:
             return spans
-        return [span._replace(version=_ours(span.version)) for span in spans]
+        return [span._replace(version=our_name(span.version)) for span in spans]
 
     async def takers(self) -> list[str]:
         """Servers that a transfer can go to, in order; a sender is made for so many engines.
@@ -102,13 +99,8 @@ class ServerFleet:
         They are those that get calls, and those that get none but answer that they take transfers.
         """
         newcomers, _ = await self._asked()
-        return [url for url in self._upstreams if url in newcomers or self._gets_calls(url)]
-
-    def _gets_calls(self, url: str) -> bool:
-        return self._upstreams[url].out_because is None
-
-    def _serving(self) -> list[str]:
-        return [url for url in self._upstreams if self._gets_calls(url)]
+        serving = self._servers.serving()
+        return [url for url in self._servers.urls if url in newcomers or url in serving]
 
     async def update(self, source: WeightSource, version: str, pause: PauseMode) -> list[str]:
         """Have the servers that get calls serve `source` from the next token on.
@@ -142,16 +134,16 @@ class ServerFleet:
     async def _load(
         self, source: DirectoryWeights | TensorWeights, version: str, pause: PauseMode
     ) -> list[str]:
-        urls = self._serving()
-        if not urls and not self._astray:
+        urls = self._servers.serving()
+        if not urls and not self._servers.astray:
             raise NothingServesError("no vLLM server answers")
-        check_reach(urls or list(self._astray), source)
+        check_reach(urls or list(self._servers.astray), source)
         with anyio.CancelScope(shield=True):  # a thread can't be cancelled
             directory, staged = await anyio.to_thread.run_sync(self._offers.placed, source)
         placed, brought = Placed(directory, version), []
         try:
             if urls:
-                await Round(self, FromDirectory(self.orders, placed), urls).switch(pause)
+                await Round(self._servers, FromDirectory(self.orders, placed), urls).switch(pause)
             else:
                 with anyio.CancelScope(shield=True):
                     brought = await self._gather_in(placed)
@@ -167,10 +159,10 @@ class ServerFleet:
         if offered is not None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._offers.check, offered)
-        serving, newcomers, unfit = self._serving(), set[str](), dict[str, str]()
+        serving, newcomers, unfit = self._servers.serving(), set[str](), dict[str, str]()
         if len(source.engines) != len(serving):
             newcomers, unfit = await self._asked(source.backend)
-        urls = [url for url in self._upstreams if url in serving or url in newcomers]
+        urls = [url for url in self._servers.urls if url in serving or url in newcomers]
         if not urls:
             raise NothingServesError(f"no vLLM server takes a transfer; {said(unfit)}")
         if len(source.engines) != len(urls):
@@ -181,9 +173,9 @@ class ServerFleet:
             version,
             are_grouped=any(source.engines),
         )
-        brought = await Round(self, delivery, serving, newcomers).switch(pause)
+        brought = await Round(self._servers, delivery, serving, newcomers).switch(pause)
         for url in brought:
-            self._astray.pop(url, None)
+            self._servers.astray.pop(url, None)
         self._took(delivery.placed, urls, None)
         return brought
 
@@ -202,7 +194,8 @@ class ServerFleet:
             else:
                 able.add(url)
 
-        await gather_bounded(ask, [url for url in self._upstreams if not self._gets_calls(url)])
+        serving = self._servers.serving()
+        await gather_bounded(ask, [url for url in self._servers.urls if url not in serving])
         return able, unfit
 
     async def adopt(self, version: str) -> None:
@@ -223,9 +216,9 @@ class ServerFleet:
                     others[url] = str(error)
                 else:
                     if named != version:
-                        others[url] = f"it has the weights {_ours(named)!r}, not {version!r}"
+                        others[url] = f"it has the weights {our_name(named)!r}, not {version!r}"
 
-            serving = self._serving()
+            serving = self._servers.serving()
             await gather_bounded(ask, serving)
             if len(others) == len(serving):
                 raise WeightsLostError(
@@ -235,14 +228,14 @@ class ServerFleet:
                 )
             self._took(Placed(None, version), serving, None)
             for url, reason in others.items():
-                self._take_out(self._upstreams[url], reason)
+                self._servers.take_out(url, reason)
 
     def _took(self, placed: Placed, urls: Sequence[str], staged: StagedTensors | None) -> None:
-        self._current = placed
+        self._servers.current = placed
         self.epoch += 1
-        for url, upstream in self._upstreams.items():
-            if upstream.out_because is None and url not in urls:
-                self._take_out(upstream, "it came back while weights were exchanged")
+        for url in self._servers.serving():
+            if url not in urls:
+                self._servers.take_out(url, "it came back while weights were exchanged")
         previous, self._staged = self._staged, staged
         if previous is not None:
             previous.remove()
@@ -261,10 +254,10 @@ class ServerFleet:
 
     async def _gather_in(self, placed: Placed) -> list[str]:
         """No server gets calls: give the weights to those that went astray; those that took them."""
-        urls, faults = list(self._astray), {}
+        urls, faults = list(self._servers.astray), {}
         for url in urls:
             try:
-                await self._bring(url, placed)
+                await self._servers.bring(url, placed)
             except (GenerationError, DeadlineExceeded) as error:
                 faults[url] = str(error)
         if len(faults) == len(urls):
@@ -278,110 +271,30 @@ class ServerFleet:
             GenerationError: It can't be brought there, or be asked.
             DeadlineExceeded: It takes too long.
         """
-        if self._current is None and url not in self._astray:
+        if self._servers.current is None and url not in self._servers.astray:
             async with self._turn:
-                await self._find_left_behind(url)
-        if not await self._is_behind(url):
+                # No update has come by, so that whoever paused it is gone.
+                if self._config.update_servers and self._servers.current is None:
+                    await self._servers.find_left_behind(url)
+        if not await self._servers.is_behind(url):
             return
         async with self._turn:
             # Meanwhile an update may have come by.
-            if not await self._is_behind(url):
+            if not await self._servers.is_behind(url):
                 return
-            target = self._current or self._astray[url]
+            target = self._servers.current or self._servers.astray[url]
             if target is None or target.directory is None:
                 await self.orders.named_version(url)  # else that it can't be reached is the reason
-                raise self._not_at_hand(url)
+                raise self._servers.not_at_hand(url)
             with anyio.CancelScope(shield=True):
-                await self._bring(url, target)
+                await self._servers.bring(url, target)
             logger.info("%s has weights %s again", url, target.version)
-
-    async def _find_left_behind(self, url: str) -> None:
-        """Whoever updated a server before us may have died, and left it paused with weights of any kind."""
-        if not self._config.update_servers or self._current is not None:
-            return
-        try:
-            is_paused = await self.orders.is_paused(url)
-        except WeightUpdateError:
-            return  # it has no such routes, which an update will say
-        if is_paused:
-            root = await self.orders.root(url)
-            self._astray[url] = None if root is None else Placed(root, UNNAMED)
-            logger.warning(
-                "%s was left in the middle of an update; it goes back to the weights of its start",
-                url,
-            )
-
-    def _not_at_hand(self, url: str) -> WeightUpdateError:
-        if self._current is None:
-            return WeightUpdateError(
-                f"{url} holds weights that nobody knows since an update failed; update them "
-                "again, or start it again"
-            )
-        return WeightUpdateError(
-            f"{url} has not the weights {self._current.version!r}: they came from a trainer, and "
-            "are nowhere else; the next update brings it back, by transfer when the sender is "
-            "made for this server too"
-        )
-
-    async def _is_behind(self, url: str) -> bool:
-        if url in self._astray:
-            return True
-        return (
-            self._current is not None
-            and await self.orders.named_version(url) != self._current.version
-        )
-
-    async def _bring(self, url: str, target: Placed) -> None:
-        """Have one server load `target`; what went wrong before is undone first."""
-        former = self._astray.setdefault(url, None)
-        self.orders.forget(url)
-        try:
-            await self.orders.pause(url, "keep")
-            await self.orders.load(url, target, times=2)
-            await self.orders.rename(url, target.version)
-            await self.orders.resume(url)
-        except (GenerationError, DeadlineExceeded) as error:
-            if not is_gone(error):
-                await self.strand(url, former)
-            raise
-        del self._astray[url]
-
-    async def strand(self, url: str, former: Placed | None) -> None:
-        """Note that a server's weights are not known; what it was sampling ends with ``abort``."""
-        self._astray[url] = former
-        try:
-            await self.orders.pause(url, "abort")
-        except (GenerationError, DeadlineExceeded) as error:
-            logger.warning("%s could not be told to stop: %s", url, error)
-
-    async def former(self, url: str) -> Placed:
-        """What a server has now, and where that can be loaded from."""
-        version = await self.orders.named_version(url)
-        if version == UNNAMED:
-            self.orders.forget(url)
-        if url in self._astray:
-            return self._astray[url] or Placed(None, version)
-        if self._gets_calls(url):
-            self._last_seen = version
-        if self._current is not None and version == self._current.version:
-            return self._current
-        root = await self.orders.root(url) if version == UNNAMED else None
-        return Placed(root, version)
-
-    def lost_track(self, url: str, former: Placed) -> None:
-        """The weights of a server that gets no calls are not known any more."""
-        self._astray[url] = former
-
-    def leave_out(self, url: str, reason: str, former: Placed | None) -> None:
-        """A server gets no calls until it was brought to the version of the day."""
-        self._astray[url] = former
-        self._take_out(self._upstreams[url], reason)
 
     def _refusal(
         self, error: GenerationError | DeadlineExceeded, source: WeightSource, version: str
     ) -> WeightUpdateError:
-        lost = isinstance(error, NothingServesError) or not self._serving()
-        serving = None if lost else self.version or _ours(self._last_seen)
+        lost = isinstance(error, NothingServesError) or not self._servers.serving()
+        serving = None if lost else self.version or our_name(self._servers.last_seen)
         rest = "nothing serves" if lost else f"version {serving!r} goes on serving"
         return WeightUpdateError(
             f"weights {version!r} from {source} were not taken: {error}; {rest}",
@@ -408,7 +321,3 @@ def _miscounted(
     if unfit:
         text += f"; not among them: {said(unfit)}"
     return WeightUpdateError(text, num_engines=count)
-
-
-def _ours(version: str) -> str:
-    return INITIAL_VERSION if version == UNNAMED else version

@@ -299,7 +299,7 @@ async def test_something_that_is_no_vllm_server_is_said_to_be_none(connect):
     [
         ((), "name one server or more"),
         (("http://a", "http://a/v1"), "each once"),
-        (("a:8000",), "is no URL"),
+        (("a:8000",), "is no address of a server"),
     ],
 )
 async def test_urls_are_checked(connect, urls, said):
