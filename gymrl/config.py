@@ -203,8 +203,9 @@ class VllmConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
             in no configuration, record or log. None: no key.
         update_servers: ``update_weights`` may exchange the weights of the servers in `base_urls`,
             for everybody who calls them; they must run with ``VLLM_SERVER_DEV_MODE=1``.
-        update_timeout_s: Deadline of loading weights in one of them, and of what an engine of this
-            process does together with a trainer that sends weights; the engine is ended then.
+        update_timeout_s: Deadline of loading weights in one of them, of each step of a transfer to
+            one, which is then left out, and of what an engine of this process does together with a
+            trainer that sends weights; the engine is ended then.
     """
 
     base_urls: tuple[str, ...] = ()
