@@ -43,10 +43,20 @@ class RolloutStream(AsyncGenerator[RolloutGroup, None]):
     def __init__(self, batch: Batch, groups: AsyncGenerator[RolloutGroup, None]) -> None:
         self.progress = batch.progress
         self._groups = groups
+        self._readers = 0
+
+    @property
+    def is_being_read(self) -> bool:
+        """Whether somebody waits for its next group; it can't be closed then, only cancelled."""
+        return self._readers > 0
 
     async def asend(self, value: None) -> RolloutGroup:
         """The next group; `value` has no meaning."""
-        return await self._groups.asend(value)
+        self._readers += 1
+        try:
+            return await self._groups.asend(value)
+        finally:
+            self._readers -= 1
 
     async def athrow(self, *error: Any) -> RolloutGroup:
         """End what is in flight, and raise."""

@@ -147,7 +147,7 @@ class SyncRolloutEngine:
         finally:
             # An engine that was left meanwhile has ended the stream itself.
             if self._is_open(portal):
-                portal.call(stream.aclose)
+                portal.call(_close, stream)
 
     def _is_open(self, portal: BlockingPortal) -> bool:
         return self._stack is not None and self._portal is portal
@@ -194,6 +194,12 @@ class SyncRolloutEngine:
         refuse_running_loop("RolloutEngine with `async with`")
         if self._stack is None:
             raise RuntimeError("the engine is not open: use it inside `with`")
+
+
+async def _close(stream: RolloutStream) -> None:
+    # After a second Ctrl-C the call that was interrupted may still be on its way out, closing it.
+    if not stream.is_being_read:
+        await stream.aclose()
 
 
 async def _next_of(stream: RolloutStream, scope: anyio.CancelScope) -> RolloutGroup | None:

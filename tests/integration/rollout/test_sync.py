@@ -1,4 +1,5 @@
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -119,6 +120,25 @@ def test_an_interrupt_ends_the_call_and_leaves_the_engine_usable(make_sync, row,
         timer.join()
         assert time.monotonic() - started < 30
         assert log.read_text().count("left") == 1
+        assert len(engine.run([row()])) == 1
+
+
+def test_a_second_interrupt_is_raised_as_itself_and_leaves_the_engine_usable(make_sync, row):
+    main = threading.main_thread().ident
+    with make_sync() as engine:
+        worker = engine._engine.fleet.instances[0].pid
+        timers = [
+            threading.Timer(0.4, os.kill, (worker, signal.SIGSTOP)),
+            threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)),
+            threading.Timer(0.9, signal.pthread_kill, (main, signal.SIGINT)),
+            threading.Timer(1.2, os.kill, (worker, signal.SIGCONT)),
+        ]
+        for timer in timers:
+            timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.run([row(delay=60)])
+        for timer in timers:
+            timer.join()
         assert len(engine.run([row()])) == 1
 
 
