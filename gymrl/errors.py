@@ -20,6 +20,7 @@
     │   │   ├── GymTransportError            connection trouble, HTTP 5xx, 408, 429
     │   │   ├── MediaFetchError              an image could not be downloaded now
     │   │   ├── LedgerLostError              the server forgot what it served: evicted, or restarted
+    │   │   ├── CohortIncomplete             an attempt that it was compared with has failed
     │   │   └── RolloutTimeout (TimeoutError)
     │   └── RolloutDataFailure               data: deterministic for this row
     │       ├── GymRequestError              HTTP 4xx: the server refused this row
