@@ -187,21 +187,19 @@ async def test_a_flood_of_silent_connections_is_bounded_and_keeps_nobody_out(cap
         await until(lambda: psutil.Process().num_fds() <= before)
 
 
-async def test_it_listens_where_it_is_told_and_on_loopback_otherwise():
-    async with serve_actor(Tiny, secret=SECRET) as server:
-        assert server.host == "127.0.0.1"
+@pytest.mark.parametrize(
+    ("told", "host"), [({}, "127.0.0.1"), ({"host": "127.0.0.2"}, "127.0.0.2")]
+)
+async def test_it_listens_where_it_is_told_and_on_loopback_otherwise(told, host):
+    async with serve_actor(Tiny, secret=SECRET, **told) as server:
+        assert server.host == host
+        # Of this process alone: another one may have the same port on another address.
         listening = [
             connection.laddr.ip
             for connection in psutil.Process().net_connections("tcp")
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == server.port
         ]
-        assert listening == ["127.0.0.1"]
-        with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.2", server.port), timeout=2)
-    async with serve_actor(Tiny, secret=SECRET, host="127.0.0.2") as server:
-        assert server.host == "127.0.0.2"
-        with pytest.raises(OSError, match="refused"):
-            socket.create_connection(("127.0.0.1", server.port), timeout=2)
+        assert listening == [host]
 
 
 # --- peers that know the secret ----------------------------------------------------------------------
