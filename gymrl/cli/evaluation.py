@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
-import yaml
 
 from gymrl.api_keys import read_api_key
 from gymrl.cli import interrupt
+from gymrl.cli.assignments import parsed_value, set_nested
 from gymrl.cli.consoles import configure_logging, error_console, output_console
 from gymrl.cli.discovery import served_model_name
 from gymrl.cli.eval_progress import EvaluationDisplay
@@ -86,28 +86,10 @@ def parse_overrides(
                 f"({', '.join(labels)})",
                 setting="--overrides",
             )
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"--overrides {override!r}: the value does not parse: {error}",
-                setting="--overrides",
-            ) from error
-        _set(single[label] if colon else everywhere, inner if colon else key, value, override)
+        value = parsed_value(text, "--overrides", override)
+        target = single[label] if colon else everywhere
+        set_nested(target, inner if colon else key, value, "--overrides")
     return everywhere, single
-
-
-def _set(target: dict[str, Any], key: str, value: Any, override: str) -> None:
-    *parents, last = key.split(".")
-    node: Any = target
-    for parent in parents:
-        node = node.setdefault(parent, {}) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or last in node or not all((*parents, last)):
-        raise ConfigError(
-            f"--overrides {override!r}: the key is set twice, or a part of it is empty",
-            setting="--overrides",
-        )
-    node[last] = value
 
 
 def settings_of(options: PlanOptions) -> EvaluationSettings:

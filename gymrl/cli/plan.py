@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from gymrl.benchmark import list_benchmarks, load_benchmark, read_rows, read_servers
+from gymrl.cli.assignments import parsed_value
 from gymrl.config import RolloutConfig, SamplingParams, read_mapping
 from gymrl.errors import ConfigError
 from gymrl.rollout.prepare import GroupSizes, prepare_rows
-from gymrl.settings import parse_yaml
 
 DEFAULT_NUM_PROMPTS = 8
 DEFAULT_SEED = 0
@@ -97,12 +96,7 @@ def parse_params(params: tuple[str, ...]) -> dict[str, Any]:
             raise ConfigError(f"--param {param!r}: write it as key=value", setting="--param")
         if key in values:
             raise ConfigError(f"--param {key} is given twice", setting="--param")
-        try:
-            values[key] = parse_yaml(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"--param {param!r}: the value does not parse: {error}", setting="--param"
-            ) from error
+        values[key] = parsed_value(text, "--param", param)
     return values
 
 

@@ -14,10 +14,10 @@ from gymrl.actors import spawn
 from gymrl.api_keys import read_api_key
 from gymrl.benchmark.serving import serve_benchmark
 from gymrl.benchmark.tasks import TaskRunner
+from gymrl.cli.assignments import set_nested
 from gymrl.cli.plan import parse_params
 from gymrl.cli.serving import HEALTH_EVERY_S, run_until_interrupted
 from gymrl.config import GenerationConfig
-from gymrl.errors import ConfigError
 from gymrl.generation.service import GenerationService
 
 if TYPE_CHECKING:
@@ -63,13 +63,7 @@ def overrides_of(options: ServeBenchmarkOptions, base_urls: list[str]) -> dict[s
     """
     overrides: dict[str, Any] = {}
     for key, value in parse_params(options.params).items():
-        *path, last = key.split(".")
-        node = overrides
-        for part in path:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"--param {key}: {part} has a value already", setting="--param")
-        node[last] = value
+        set_nested(overrides, key, value, "--param")
     overrides["policy_base_url"] = base_urls[0] if len(base_urls) == 1 else base_urls
     overrides["policy_model_name"] = options.model_name
     secret = read_api_key(options.api_key_variable, "--api-key-env")

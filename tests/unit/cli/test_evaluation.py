@@ -4,6 +4,7 @@ import pytest
 
 from gymrl.cli import main
 from gymrl.cli.evaluation import PlanOptions, parse_overrides, planned_for_run
+from gymrl.cli.plan import parse_params
 from gymrl.errors import ConfigError
 from gymrl.evaluation import EvaluationPlan
 
@@ -43,6 +44,12 @@ def test_a_value_may_hold_what_divides():
     assert everywhere == {"url": "http://a:1/?b=c"}
 
 
+def test_a_value_is_read_as_everywhere_else():
+    everywhere, _ = parse_overrides(("rate=1e-3", "level=0x10", "name=no"), ())
+    assert everywhere == parse_params(("rate=1e-3", "level=0x10", "name=no"))
+    assert everywhere["rate"] == 0.001
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
@@ -50,8 +57,8 @@ def test_a_value_may_hold_what_divides():
         (("=3",), "key=value"),
         (("a:=3",), "key=value"),
         (("z:x=3",), "'z' is none of the benchmarks"),
-        (("x=1", "x=2"), "set twice"),
-        (("x=1", "x.y=2"), "set twice"),
+        (("x=1", "x=2"), "x has a value already"),
+        (("x=1", "x.y=2"), "x has a value already"),
         (("x..y=1",), "empty"),
         (("x={",), "does not parse"),
     ],
