@@ -104,7 +104,8 @@ class Trainer:
         totals = torch.zeros(7, dtype=torch.float64)
         worst_gap = 0.0
         norm = 0.0
-        for update in range(config.updates_per_step):
+        # Where nothing is learned from, momentum alone must not move the model.
+        for update in range(config.updates_per_step if tokens else 0):
             for number, micro in enumerate(micro_batches):
                 is_last = number == len(micro_batches) - 1
                 with self._synchronised(is_last):
@@ -133,10 +134,12 @@ class Trainer:
         micro_batches: list[MicroBatch] = []
         if share.groups:
             samples = self._samples(share)
-            limit = self._config.micro_batch_tokens
+            trained = samples.mask[:, 1:].any(1).nonzero()[:, 0]
             micro_batches = [
-                MicroBatch(samples.at(indices))
-                for indices in token_micro_batches(samples.lengths, limit)
+                MicroBatch(samples.at(trained[indices].tolist()))
+                for indices in token_micro_batches(
+                    samples.lengths[trained], self._config.micro_batch_tokens
+                )
             ]
         wanted = int(self.largest(float(max(1, len(micro_batches)))))
         missing = wanted - len(micro_batches)

@@ -34,7 +34,7 @@ class Samples:
     def at(self, indices: Sequence[int]) -> Samples:
         """Some of them, cut to the longest."""
         rows = torch.tensor(indices)
-        width = max(2, int(self.lengths[rows].max()))
+        width = int(self.lengths[rows].max())
         return Samples(
             token_ids=self.token_ids[rows, :width],
             lengths=self.lengths[rows],

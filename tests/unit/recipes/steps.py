@@ -76,6 +76,8 @@ def group(index, *samples):
 
 FAILED = Failure(kind=FailureKind.DATA, error="NoGenerationError", message="nothing")
 
+ALL_FAILED = group(0, FAILED, FAILED)
+
 GROUPS = (
     group(
         0,
@@ -110,16 +112,19 @@ def settings(**changes):
     return GrpoConfig.from_dict(plain | changes)
 
 
-def step(groups, config):
-    """What a step makes of the tiny model: its trainer, and the numbers."""
-    trainer = Trainer(config, tiny_model(0), tiny_model(1), pad_token_id=0)
-    # Each update changes the parameters by its gradient times this, and by nothing else.
-    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=RATE)
-    share = Share(
+def share_of(groups):
+    return Share(
         groups=tuple(groups),
         metrics={},
         num_groups=len(GROUPS),
         version=VERSION,
         asked=(VERSION,) * len(groups),
     )
-    return trainer, trainer.step(share)
+
+
+def step(groups, config):
+    """What a step makes of the tiny model: its trainer, and the numbers."""
+    trainer = Trainer(config, tiny_model(0), tiny_model(1), pad_token_id=0)
+    # Each update changes the parameters by its gradient times this, and by nothing else.
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=RATE)
+    return trainer, trainer.step(share_of(groups))

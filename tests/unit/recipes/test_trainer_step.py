@@ -7,7 +7,17 @@ import math
 import pytest
 import torch
 
-from tests.unit.recipes.steps import GROUPS, RATE, TEMPERATURE, VERSION, settings, step, tiny_model
+from tests.unit.recipes.steps import (
+    ALL_FAILED,
+    GROUPS,
+    RATE,
+    TEMPERATURE,
+    VERSION,
+    settings,
+    share_of,
+    step,
+    tiny_model,
+)
 
 
 def logprobs(model, trajectory):
@@ -86,10 +96,13 @@ def test_a_step_is_what_its_formula_says_whatever_the_micro_batches(micro_batch_
         torch.testing.assert_close(ours[name], parameter, rtol=1e-5, atol=1e-6)
 
 
-def test_samples_that_are_flagged_or_failed_move_nothing():
-    trainer, numbers = step(GROUPS[:0], settings())
-    assert numbers["trained_tokens"] == 0
-    before = dict(tiny_model(0).named_parameters())
+@pytest.mark.parametrize("groups", [(), (ALL_FAILED,)])
+def test_a_share_of_nothing_or_of_failed_rows_alone_moves_nothing(groups):
+    trainer, _ = step(GROUPS, settings())
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0, momentum=0.9)
+    trainer.step(share_of(GROUPS))
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    assert trainer.step(share_of(groups))["trained_tokens"] == 0
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, before[name])
 
