@@ -104,8 +104,19 @@ class GymrlError(Exception):
     @classmethod
     def rebuild(cls, message: str, fields: dict[str, Any]) -> Self:
         """Make the error again from what crossed the wire; fields unknown here are dropped."""
-        known = {k: v for k, v in fields.items() if not k.startswith("_") and hasattr(cls, k)}
-        return cls(message, **known)
+        declared = cls.declared()
+        return cls(message, **{k: v for k, v in fields.items() if k in declared})
+
+    @classmethod
+    def declared(cls) -> frozenset[str]:
+        """The names of the fields that the class declares."""
+        return frozenset(
+            name
+            for base in cls.__mro__
+            if issubclass(base, GymrlError)
+            for name, kind in base.__annotations__.items()
+            if not name.startswith("_") and "ClassVar" not in str(kind)
+        )
 
 
 def _rebuild(cls: type[GymrlError], message: str, fields: dict[str, Any]) -> GymrlError:

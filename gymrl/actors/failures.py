@@ -9,7 +9,9 @@ refers to itself, ten megabytes of text), describing it never raises.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import traceback
+import typing
 from typing import Any
 
 import msgspec
@@ -216,7 +218,7 @@ def _known(data: ErrorData, actor: str | None) -> Exception | None:
     if data.module == "gymrl.errors":
         cls = getattr(gymrl.errors, data.type, None)
         if isinstance(cls, type) and issubclass(cls, GymrlError):
-            return cls.rebuild(data.message, data.fields)
+            return cls.rebuild(data.message, _sound_fields(cls, data.fields))
         return None
     if data.module != "builtins":
         return None
@@ -231,6 +233,16 @@ def _known(data: ErrorData, actor: str | None) -> Exception | None:
         return cls(*data.args)
     except Exception:  # noqa: BLE001  # its arguments were replaced; it goes as RemoteError
         return None
+
+
+def _sound_fields(cls: type[GymrlError], fields: dict[str, Any]) -> dict[str, Any]:
+    """Those of the type that the class declares: the other side may send anything."""
+    types = typing.get_type_hints(cls)
+    sound = {}
+    for name in cls.declared().intersection(fields):
+        with contextlib.suppress(msgspec.ValidationError):
+            sound[name] = msgspec.convert(fields[name], types[name])
+    return sound
 
 
 def _group(data: ErrorData, actor: str | None) -> Exception | None:

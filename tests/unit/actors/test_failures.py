@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymrl.actors.failures import MAX_TEXT, ErrorData, describe, describe_briefly, rebuild
-from gymrl.errors import FrameTooLargeError, NonContiguousTokensError, RemoteError
+from gymrl.errors import (
+    FrameTooLargeError,
+    GymTransportError,
+    NonContiguousTokensError,
+    RemoteError,
+)
 
 
 class Holder(Exception):
@@ -139,3 +144,18 @@ def test_an_error_number_beyond_64_bits_travels_as_text():
     crossed = msgspec.msgpack.decode(msgspec.msgpack.encode(data), type=type(data))
     assert crossed == data
     assert isinstance(rebuild(crossed), Exception)
+
+
+def test_fields_that_no_class_declares_or_of_another_type_are_dropped_and_raise_nothing():
+    sent = {"message": "x", "args": 5, "fields": 3, "kind": "data", "add_note": 1, "_x": 1}
+    sound = {"url": "http://a", "retry_after_s": 2}
+    data = ErrorData(
+        type="GymTransportError",
+        module="gymrl.errors",
+        message="m",
+        fields={**sent, **sound, "status": "soon", "body": ["a"]},
+    )
+    error = rebuild(data)
+    assert type(error) is GymTransportError
+    assert (error.message, error.kind, error.fields) == ("m", "infra", sound)
+    assert error.status is None
