@@ -16,7 +16,7 @@ import anyio
 
 from gymrl.actors import ActorHandle
 from gymrl.environments.base import Environment, EnvironmentReturn, MessageLog, settled
-from gymrl.errors import ConfigError, EnvironmentContractError
+from gymrl.errors import ConfigError, EnvironmentContractError, RolloutDataFailure
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class OpenEnvironment:
 
         Raises:
             EnvironmentContractError: The answer is not what the protocol says.
+            RolloutDataFailure: The environment asked for the end of the process (``sys.exit``).
             Exception: What the environment raised.
         """
         answer = await self._call(self._environment.step, message_logs, metadata)
@@ -94,10 +95,28 @@ class OpenEnvironment:
         return dict(columns), {str(name): float(value) for name, value in metrics.items()}
 
     async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(*args)
-        answer = await self._in_thread(function, *args)
-        return await answer if inspect.isawaitable(answer) else answer
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(*args)
+            answer = await self._in_thread(self._run, function, *args)
+            return await answer if inspect.isawaitable(answer) else answer
+        except SystemExit as error:
+            raise self._left(error) from error
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A call in a thread, out of which come errors alone, nothing that ends a process."""
+        try:
+            return function(*args)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise self._left(error) from error
+
+    def _left(self, error: BaseException) -> RolloutDataFailure:
+        return RolloutDataFailure(
+            f"environment {self.name!r} raised {error!r}, which would end this process; it ends the "
+            "step alone"
+        )
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run `function` in a thread, in a task of its own so that every kind of cancel waits."""

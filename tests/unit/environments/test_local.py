@@ -6,7 +6,7 @@ import pytest
 from gymrl.concurrency import OwnedTasks, gather_bounded
 from gymrl.environments import OpenEnvironment, open_environment, spawn_environment
 from gymrl.environments.workers import load_factory
-from gymrl.errors import ConfigError, EnvironmentContractError
+from gymrl.errors import ConfigError, EnvironmentContractError, RolloutDataFailure
 from tests.unit.environments.worlds import Echo, Opened, Overlaps, reply
 
 WORLDS = "tests.unit.environments.worlds"
@@ -65,6 +65,33 @@ async def test_what_a_blocking_environment_raises_arrives_as_itself():
 
     with pytest.raises(KeyError, match="x"):
         await open_environment(Broken(), name="broken").step(logs("a"), [None])
+
+
+class Leaves:
+    """Asks for the end of the process, as programs made for the command line do."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def step(self, message_logs, metadata):
+        raise self.error
+
+
+class LeavesInTheLoop(Leaves):
+    async def step(self, message_logs, metadata):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [Leaves(SystemExit(3)), Leaves(KeyboardInterrupt()), LeavesInTheLoop(SystemExit(3))],
+)
+async def test_an_environment_that_exits_ends_its_step_and_not_the_process(environment):
+    """The event loop lets SystemExit through to whoever runs it, past every task."""
+    opened = open_environment(environment, name="exiting")
+    with pytest.raises(RolloutDataFailure, match="environment 'exiting' raised") as caught:
+        await opened.step([[]], [None])
+    assert caught.value.__cause__ is environment.error
 
 
 async def test_a_cancelled_step_that_does_not_end_is_said_to_be_stuck(caplog):
