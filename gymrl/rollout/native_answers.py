@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from gymrl.generation.base import Generated
 
+_NO_TOKEN = 2**31
+"""Token ids are int32."""
+
 
 def has_broken_tool_call(text: str) -> bool:
     """Whether a tool-call tag is left over when every well-formed call is taken out."""
@@ -48,13 +51,19 @@ def check_generated(generated: Generated, room: int, turn: int) -> None:
         turn: Its number, for the error.
 
     Raises:
-        GenerationError: It has more tokens than were left.
+        GenerationError: It has more tokens than were left, or one that no vocabulary has.
         BadLogprobsError: Log-probabilities are too few, missing or not finite.
     """
     token_ids, logprobs = generated.token_ids, generated.logprobs
     if len(token_ids) > room:
         raise GenerationError(
             f"turn {turn}: the generator sampled {len(token_ids)} tokens where {room} were left"
+        )
+    strange = next((i for i, t in enumerate(token_ids) if not 0 <= t < _NO_TOKEN), None)
+    if strange is not None:
+        raise GenerationError(
+            f"turn {turn}: the generator sampled token {token_ids[strange]} at position {strange}, "
+            "which no vocabulary has"
         )
     if logprobs is None or len(logprobs) != len(token_ids):
         count = 0 if logprobs is None else len(logprobs)

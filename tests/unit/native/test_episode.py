@@ -8,6 +8,7 @@ from gymrl.environments.base import Step
 from gymrl.errors import (
     BadLogprobsError,
     EnvironmentContractError,
+    GenerationError,
     NoGenerationError,
     RewardContractError,
     RolloutInfraFailure,
@@ -236,6 +237,15 @@ def test_bad_logprobs_are_refused_with_their_turn_and_position(logprobs, positio
             Generated(token_ids=[5, 6, 7], logprobs=logprobs, finish_reason="stop")
         )
     assert (caught.value.turn, caught.value.position) == (0, position)
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**40])
+def test_a_token_that_no_vocabulary_has_fails_its_sample(token_id):
+    """Tokenizers raise OverflowError for it, which would end the whole run."""
+    episode = an_episode()
+    answer = Generated(token_ids=[5, token_id], logprobs=[-0.1, -0.2], finish_reason="stop")
+    with pytest.raises(GenerationError, match=f"turn 0: .* token {token_id} at position 1"):
+        episode.take_generation(answer)
 
 
 def test_the_clamped_logprob_of_an_impossible_token_is_a_number():
