@@ -191,7 +191,7 @@ class EmbeddedServer:
             response = json_response(str(error), error.status)
             if error.retry_after_s is not None:
                 response.headers["Retry-After"] = f"{error.retry_after_s:g}"
-        except Exception as error:  # noqa: BLE001 - the protocol makes any exception a 500 answer
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the protocol makes any a 500 answer
             said = left_debugger(error) or repr(error)
             self._log.log(
                 f"{request.path}:{type(error).__name__}",

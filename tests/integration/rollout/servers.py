@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 
 from aiohttp import web
 
@@ -47,6 +48,8 @@ class BrokenAgent(EmbeddedServer):
 
     async def _run(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
+        if body.get("broken") == "exit":
+            sys.exit(3)
         if "broken" in body:
             return web.json_response(gym_answer([([1, 2], [3])], reward={}[body["broken"]]))
         return web.json_response(gym_answer([([1, 2], [3])]))

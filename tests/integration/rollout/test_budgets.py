@@ -202,18 +202,22 @@ async def test_one_row_of_a_hundred_that_cannot_be_read_is_one_failure(open_engi
     assert "never retrieved" not in caplog.text
 
 
-async def test_a_server_whose_code_raises_for_one_row_costs_no_other_row(caplog):
+@pytest.mark.parametrize(
+    ("fault", "said"), [("x", r"KeyError\('x'\)"), ("exit", r"SystemExit\(3\)")]
+)
+async def test_a_server_whose_code_raises_for_one_row_costs_no_other_row(caplog, fault, said):
+    """``sys.exit`` in it would else end the worker, with all that the others have under way."""
     async with FakeGymServer() as policy:
         block = {"entrypoint": "tests.integration.rollout.servers:BrokenAgent"}
         servers = {"math": {"responses_api_agents": {"a": block}}}
         gym = GymConfig(servers=servers, base_urls=(f"{policy.url}/v1",))
         config = RolloutConfig(gym=gym, max_infra_attempts=2, retry_delay_s=0.5)
         rows = [row("math") for _ in range(100)]
-        rows[57]["broken"] = "x"
+        rows[57]["broken"] = fault
         async with RolloutEngine(config) as engine:
             stream = engine.stream(rows)
             groups = [await anext(stream) for _ in range(99)]
-            with pytest.raises(RolloutRedispatchExhausted, match=r"row 57 .*KeyError\('x'\)") as e:
+            with pytest.raises(RolloutRedispatchExhausted, match=rf"row 57 .*{said}") as e:
                 await anext(stream)
     assert sorted(group.index for group in groups) == [n for n in range(100) if n != 57]
     assert "Traceback" in e.value.__cause__.__notes__[0]
