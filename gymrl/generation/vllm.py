@@ -139,15 +139,17 @@ class VllmGenerator:
 
     @property
     def fault(self) -> str | None:
-        """Why no call can be served; None: they can."""
+        """Why no call can be served, or None where they can."""
         if self._closing:
             return "the generator is closed"
-        if self._broken is not None:
-            return (
-                f"the weights of the engine are unknown after an update failed: {self._broken}; "
-                "update them again, or start the generator again"
-            )
-        return None if self._engine.is_running else _ENGINE_ENDED
+        if not self._engine.is_running:  # an update can't mend it
+            return _ENGINE_ENDED
+        if self._broken is None:
+            return None
+        return (
+            f"the weights of the engine are unknown after an update failed: {self._broken}; "
+            "update them again, or start the generator again"
+        )
 
     @property
     def num_running(self) -> int:
@@ -409,6 +411,7 @@ class VllmGenerator:
             version=version,
             serving=self._weight_version if serves else None,
             source=str(source),
+            num_engines=error.num_engines if isinstance(error, WeightUpdateError) else None,
         )
 
     def _check_open(self) -> None:

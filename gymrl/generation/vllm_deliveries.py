@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from gymrl.errors import WeightUpdateError
-from gymrl.generation.vllm_orders import WORKER_EXTENSION, Placed, ServerOrders
+from gymrl.generation.vllm_orders import Placed, ServerOrders
+from gymrl.generation.weights import WORKER_EXTENSION
 
 if TYPE_CHECKING:
     from gymrl.generation.weights import TransferWeights

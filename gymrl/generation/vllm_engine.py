@@ -44,7 +44,7 @@ from gymrl.generation.images import check_regions
 from gymrl.generation.processors import sees_images
 from gymrl.generation.vllm_process import children_follow, forked_engine
 from gymrl.generation.vllm_sampling import check_temperature, stop_token_ids
-from gymrl.generation.weights import INITIAL_VERSION
+from gymrl.generation.weights import INITIAL_VERSION, UNNAMED, WORKER_EXTENSION
 from gymrl.routed_experts import count_experts, routes_dtype
 
 if TYPE_CHECKING:
@@ -54,15 +54,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CPU_KV_CACHE_BYTES = 256 << 20
-UNNAMED = "default"
-"""What vLLM calls the weights that it was started with."""
-
 _ROUTES_REMEDY = (
     ". return_routed_experts needs vLLM's Model Runner V2, which needs Triton and so a GPU; "
     "backend='transformers' returns routes on a CPU"
 )
-
-WORKER_EXTENSION = "gymrl.generation.vllm_worker.WeightUpdateExtension"
 
 
 class EnginePart(msgspec.Struct, frozen=True, kw_only=True):

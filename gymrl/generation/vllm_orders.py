@@ -12,18 +12,13 @@ from gymrl.errors import (
     WeightUpdateError,
 )
 from gymrl.generation.vllm_client import NoRouteError
+from gymrl.generation.weights import WORKER_EXTENSION
 
 if TYPE_CHECKING:
     from gymrl.generation.vllm_client import VllmClient
 
-UNNAMED = "default"
-"""What vLLM calls the weights that a server was started with."""
-
 ORDER_TIMEOUT_S = 30.0
 """Of an order that moves no weights."""
-
-WORKER_EXTENSION = "gymrl.generation.vllm_worker.WeightUpdateExtension"
-"""What vLLM's ``--worker-extension-cls`` adds gymrl's methods with."""
 
 
 class Placed(NamedTuple):

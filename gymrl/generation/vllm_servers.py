@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gymrl.errors import DeadlineExceeded, GenerationError, WeightUpdateError
-from gymrl.generation.vllm_orders import UNNAMED, Placed, ServerOrders, is_gone
-from gymrl.generation.weights import INITIAL_VERSION
+from gymrl.generation.vllm_orders import Placed, ServerOrders, is_gone
+from gymrl.generation.weights import INITIAL_VERSION, UNNAMED
 
 if TYPE_CHECKING:
     from gymrl.generation.balancer import Balancer, Upstream

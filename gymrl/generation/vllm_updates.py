@@ -24,11 +24,11 @@ from gymrl.errors import (
     WeightUpdateError,
 )
 from gymrl.generation.vllm_deliveries import FromDirectory, FromTrainer, check_backend
-from gymrl.generation.vllm_orders import UNNAMED, Placed, ServerOrders
+from gymrl.generation.vllm_orders import Placed, ServerOrders
 from gymrl.generation.vllm_rounds import NothingServesError, Round, said
 from gymrl.generation.vllm_servers import KnownServers, our_name
 from gymrl.generation.weight_offers import Offers, check_reach
-from gymrl.generation.weights import GLOO_BACKEND, TransferWeights, check_pause
+from gymrl.generation.weights import GLOO_BACKEND, UNNAMED, TransferWeights, check_pause
 
 if TYPE_CHECKING:
     from gymrl.config import VllmConfig

@@ -40,8 +40,14 @@ IPC_BACKEND = "gymrl_ipc"
 NCCL_BACKEND = "nccl"
 """The same for GPUs that trainer and engine have to themselves; it is vLLM's own."""
 
+WORKER_EXTENSION = "gymrl.generation.vllm_worker.WeightUpdateExtension"
+"""What vLLM's ``--worker-extension-cls`` adds gymrl's methods, and its backends, with."""
+
 INITIAL_VERSION = "0"
 """Version of the weights that a generator was started with."""
+
+UNNAMED = "default"
+"""What vLLM calls them."""
 
 PauseMode = Literal["keep", "wait", "abort"]
 """What becomes of the calls in flight: ``keep`` freezes them, computes their caches again with the

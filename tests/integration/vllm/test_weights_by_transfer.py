@@ -105,8 +105,9 @@ async def test_a_transfer_that_does_not_fit_is_refused_before_the_trainer_is_ask
     with pytest.raises(WeightUpdateError, match=r"is gymrl_gloo; start it with .*backend: nccl"):
         await generator.update_weights(nccl, "nccl")
     for_two = msgspec.structs.replace(weights, engines=({}, {}))
-    with pytest.raises(WeightUpdateError, match=r"for 2 engines, and 1 take.*num_engines=1"):
+    with pytest.raises(WeightUpdateError, match=r"for 2 engines, and 1 take.*engines=1") as caught:
         await generator.update_weights(for_two, "two")
+    assert caught.value.num_engines == 1
 
 
 async def test_a_transfer_that_fails_in_the_model_is_undone_from_where_the_weights_came(
