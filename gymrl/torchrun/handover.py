@@ -151,7 +151,7 @@ class Transfers:
         taking = self._site.start(node.update_weights, weights, version)
         sending = in_thread(lambda: sender.send(state))
         try:
-            self._until_both(sending, taking, version)
+            self.until_both(sending, taking, version)
         except BaseException:
             taking.cancel()
             self._sender = None
@@ -160,7 +160,19 @@ class Transfers:
                 sender.close()
             raise
 
-    def _until_both(self, sending: Future[None], taking: Future[None], version: str) -> None:
+    def until_both(self, sending: Future[None], taking: Future[None], version: str) -> None:
+        """Wait until the trainer has sent and the engines have taken, or one of the two failed.
+
+        Args:
+            sending: The trainer's side.
+            taking: The engines'.
+            version: Of the weights.
+
+        Raises:
+            WeightUpdateError: They were not taken.
+            ActorDiedError: An engine died.
+            RankFailedError: Another rank failed.
+        """
         waiting, seconds = [sending, taking], None
         while waiting and self._site.wait(waiting, seconds):
             if taking.done() and not (sending.done() and sending.exception()):
@@ -174,8 +186,9 @@ class Transfers:
             met = taking.exception() if taking.done() else None
             if isinstance(met, ActorError | WeightUpdateError) and _has_died(met):
                 raise met from error
+            they_say = "" if met is None else f"; {met}"
             raise WeightUpdateError(
-                f"weights {version!r} did not reach the generators of this node: {error}; {met}",
+                f"weights {version!r} did not reach the generators of this node: {error}{they_say}",
                 version=version,
             ) from error
 
