@@ -85,7 +85,7 @@ class DeferredGenerator:
 
     @property
     def fault(self) -> str | None:
-        """Why no call will be served any more; None: the generator runs, or may still come to."""
+        """Why no call will be served any more, or None while the generator runs or may come to."""
         if self._failure is not None:
             return f"the model could not be loaded: {self._failure}"
         if self._is_closed:

@@ -10,16 +10,8 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gymrl.generation.parsing import (
-    CALL_OPEN,
-    PYTHON_TAG,
-    THINK_CLOSE,
-    THINK_OPEN,
-    ToolCall,
-    parse_hermes,
-    parse_llama_json,
-    split_reasoning,
-)
+from gymrl.generation import parsing
+from gymrl.generation.parsing import CALL_OPEN, PYTHON_TAG, THINK_CLOSE, THINK_OPEN
 from gymrl.generation.vllm_parsers import VllmCallReader, VllmReasoningReader
 
 if TYPE_CHECKING:
@@ -44,7 +36,9 @@ class CallReader(Protocol):
     keeps_special_tokens: bool
     """Whether it reads special tokens too, which are then left in the text."""
 
-    def read(self, text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
+    def read(
+        self, text: str, tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, tuple[parsing.ToolCall, ...]]:
         """The text without its calls, and those calls. What does not parse stays in the text."""
         ...
 
@@ -71,15 +65,19 @@ class ReasoningReader(Protocol):
 class _Hermes:
     keeps_special_tokens = False
 
-    def read(self, text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
-        return parse_hermes(text)
+    def read(
+        self, text: str, tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, tuple[parsing.ToolCall, ...]]:
+        return parsing.parse_hermes(text)
 
 
 class _LlamaJson:
     keeps_special_tokens = False
 
-    def read(self, text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
-        return parse_llama_json(text)
+    def read(
+        self, text: str, tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, tuple[parsing.ToolCall, ...]]:
+        return parsing.parse_llama_json(text)
 
 
 class _Think:
@@ -88,7 +86,7 @@ class _Think:
     def read(
         self, text: str, *, is_open: bool, template_kwargs: dict[str, Any] | None
     ) -> tuple[str | None, str]:
-        return split_reasoning(text, is_open=is_open)
+        return parsing.split_reasoning(text, is_open=is_open)
 
 
 def tool_parser_of(template: str, *, has_tools: bool, has_vllm: bool) -> str:

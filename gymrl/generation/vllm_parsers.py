@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import ConfigError
-from gymrl.generation.parsing import ToolCall
+from gymrl.generation import parsing
 from gymrl.generation.vllm_process import prepare_import
 from gymrl.telemetry import RateLimitedLog
 
@@ -44,7 +44,9 @@ class VllmCallReader:
         self._request = _request_class()
         _check_fit(self._parser, self._tokenizer, name, "tool_parser")
 
-    def read(self, text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
+    def read(
+        self, text: str, tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, tuple[parsing.ToolCall, ...]]:
         """See :class:`~gymrl.generation.parsers.CallReader`."""
         try:
             request = self._request(model="", messages=[], tools=list(tools))
@@ -56,7 +58,10 @@ class VllmCallReader:
             return text, ()
         if not found.tools_called:
             return text, ()
-        calls = [ToolCall(call.function.name, call.function.arguments) for call in found.tool_calls]
+        calls = [
+            parsing.ToolCall(call.function.name, call.function.arguments)
+            for call in found.tool_calls
+        ]
         return found.content or "", tuple(calls)
 
 
