@@ -11,6 +11,7 @@ import msgspec
 
 from gymrl.concurrency import OwnedTasks
 from gymrl.config import Config, SamplingParams, require
+from gymrl.errors import RolloutStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from gymrl.rollout.engine import RolloutEngine
     from gymrl.torchrun.cursor import RowCursor
     from gymrl.types import RolloutGroup
+
+
+# So many times what may be asked for at once may fail in a row; then it is not the prompts' fault.
+_DROPPED_STEPS = 3
 
 
 def derived_seed(seed: int, *path: int) -> int:
@@ -121,6 +126,7 @@ class Ahead:
         self._max_staleness = plan.max_staleness
         self._again = list(again)
         self._version = 0
+        self._dropped = 0
         self._tasks = OwnedTasks("groups ahead", self._failed)
         self._outstanding: list[Ordered] = []
         self._completed: list[Ordered] = []
@@ -140,6 +146,7 @@ class Ahead:
 
         Raises:
             GymrlError: What a group raised; everything else is to be closed.
+            RolloutStreamError: The failure policy dropped one group after the other.
         """
         self._version = version
         self._fill((self._max_staleness + 1) * self._count)
@@ -182,10 +189,21 @@ class Ahead:
         if groups:
             order.group = groups[0]
             self._completed.append(order)
+            self._dropped = 0
         else:  # dropped by the failure policy: another prompt takes its place
+            self._dropped += 1
+            self._check_dropped()
             self._outstanding.remove(order)
             self._fill(len(self._outstanding) + 1)
         self._changed.set()
+
+    def _check_dropped(self) -> None:
+        most = _DROPPED_STEPS * (self._max_staleness + 1) * self._count
+        if self._dropped > most:
+            raise RolloutStreamError(
+                f"{self._dropped} groups in a row were dropped (failure_policy: drop_group), and none "
+                "was complete; with failure_policy: mask each tells what its rows failed with"
+            )
 
     def _failed(self, error: BaseException) -> None:
         self._error = self._error or error

@@ -84,6 +84,15 @@ def two_streams():
         say(rank=0, rewards=sorted(t.reward.verifier for t in trajectories))
 
 
+def all_dropped():
+    # Replies without a token are failures of their rows.
+    settings = latency_config(
+        POLICY, latency_s=0.05, tokens=0, failure_policy="drop_group", max_data_attempts=1
+    )
+    with gymrl.torchrun.rollouts(settings, rows=latency_rows(6)) as rollouts:
+        next(rollouts.stream(num_generations=1, groups_per_step=2, max_staleness=1))
+
+
 def existing_group():
     torch.distributed.init_process_group("gloo")
     collect()

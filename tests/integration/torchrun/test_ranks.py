@@ -66,6 +66,12 @@ def test_a_second_stream_goes_on_with_the_firsts_groups_and_hands_none_out_twice
     assert job.said[1]["rewards"] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 
 
+def test_a_stream_whose_groups_are_all_dropped_does_not_try_for_ever(launch):
+    job = launch("all_dropped", ranks=0)
+    assert job.said[-1]["error"] == "RolloutStreamError"
+    assert "13 groups in a row were dropped" in job.said[-1]["text"]
+
+
 def test_a_rank_that_waits_does_not_burn_a_core(launch):
     job = launch("idle")
     assert job.code == 0, job.log
