@@ -103,4 +103,6 @@ class Access:
         return response
 
     def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), (self._token or "").encode())
+        # What is no UTF-8 in a header comes as surrogates.
+        told = given.encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(told, (self._token or "").encode())

@@ -39,7 +39,7 @@ class SessionCookie:
     def read(self, request: web.Request) -> str:
         """The session id of a request; a new one when it brings none that was given out here."""
         payload, _, signature = request.cookies.get(self.name, "").partition(".")
-        if payload and hmac.compare_digest(signature, self._sign(payload)):
+        if payload and hmac.compare_digest(_bytes(signature), _bytes(self._sign(payload))):
             try:
                 padded = payload + "=" * (-len(payload) % 4)
                 return str(json.loads(base64.urlsafe_b64decode(padded))["session_id"])
@@ -66,8 +66,13 @@ class SessionCookie:
         )
 
     def _sign(self, payload: str) -> str:
-        digest = hmac.new(self._key, payload.encode(), hashlib.sha256).digest()
+        digest = hmac.new(self._key, _bytes(payload), hashlib.sha256).digest()
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    # What is no UTF-8 in a header comes as surrogates.
+    return text.encode("utf-8", "surrogateescape")
 
 
 class SessionStates(Generic[StateT]):
