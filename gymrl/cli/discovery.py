@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gymrl.concurrency import deadline
-from gymrl.errors import ConfigError, ServerError
+from gymrl.errors import ConfigError, GymTransportError, ServerError
 from gymrl.gym.policy_key import KeyedPool, require_taken
+
+if TYPE_CHECKING:
+    from gymrl.gym.client import HttpAnswer
 
 ANSWER_WITHIN_S = 30.0
 DEFAULT_NAME = "policy"
@@ -55,7 +59,7 @@ async def served_model_name(base_url: str, api_key: str | None = None) -> str:
     url = f"{base_url.rstrip('/')}/models"
     async with KeyedPool(api_key) as pool:
         with deadline(ANSWER_WITHIN_S, f"an answer of the policy server {url}"):
-            answer = await pool.get(url)
+            answer = await _ask(pool, url)
     remedy = (
         "name the environment variable that holds its key with --api-key-env"
         if api_key is None
@@ -73,3 +77,12 @@ async def served_model_name(base_url: str, api_key: str | None = None) -> str:
             url=url,
         ) from error
     return choose_model([model.id for model in models.data], base_url)
+
+
+async def _ask(pool: KeyedPool, url: str) -> HttpAnswer:
+    try:
+        return await pool.get(url)
+    except GymTransportError as error:
+        raise GymTransportError(
+            f"{error}; is the server up, and is --base-url its address, with /v1?", **error.fields
+        ) from error

@@ -58,3 +58,10 @@ def test_a_shell_completes_commands_and_options():
         env={**os.environ, **request},
     )
     assert (done.returncode, done.stdout) == (0, "rollout\n"), done.stderr
+
+
+def test_a_policy_server_that_is_not_there_is_told_with_what_to_look_at():
+    command = [*GYMRL, "rollout", "tool_arithmetic", "--base-url", "http://127.0.0.1:9/v1"]
+    done = run(command)
+    assert done.returncode == 1
+    assert "is the server up, and is --base-url its address" in done.stderr
