@@ -20,6 +20,10 @@ from gymrl.generation.request_content import Content, Part
 
 RequestT = TypeVar("RequestT", bound="SampledRequest")
 
+MAX_STOP_TEXTS = 256
+MAX_STOP_CHARS = 16384
+"""Of all stop texts of a call: each is looked for after each token, in the thread that decodes for all."""
+
 Neutral = Mapping[str, tuple[Any, ...]]
 """Fields by name, each with the values at which it does nothing."""
 
@@ -151,6 +155,12 @@ class SampledRequest(msgspec.Struct, kw_only=True):
                 f"{limit_field}={max_tokens}: must be positive", param=limit_field
             )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if len(stop) > MAX_STOP_TEXTS or sum(map(len, stop)) > MAX_STOP_CHARS:
+            raise GenerationRequestError(
+                f"stop: {len(stop)} texts of {sum(map(len, stop))} characters; {MAX_STOP_TEXTS} texts of "
+                f"{MAX_STOP_CHARS} characters together are taken",
+                param="stop",
+            )
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,

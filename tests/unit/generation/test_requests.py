@@ -229,3 +229,11 @@ def test_no_program_comes_in_among_the_variables_of_the_template(name):
     assert caught.value.param == f"chat_template_kwargs.{name}"
     kept = responses(chat_template_kwargs={"enable_thinking": False})
     assert kept.chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("stop", [["ab"] * 257, ["a" * 16385], "a" * 16385])
+def test_stop_texts_are_bounded_as_all_of_them_are_looked_for_after_each_token(stop):
+    with pytest.raises(GenerationRequestError, match="stop: ") as caught:
+        responses(stop=stop).sampling(5, "max_output_tokens")
+    assert caught.value.param == "stop"
+    assert len(responses(stop=["ab"] * 256).sampling(5, "max_output_tokens").stop) == 256
