@@ -8,7 +8,6 @@ opens the trainer's tensors where they are.
 from __future__ import annotations
 
 import importlib
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,6 +24,8 @@ from gymrl.generation.weight_transfer import check_announced, described, whole
 from gymrl.generation.weights import IPC_BACKEND, NCCL_BACKEND, TransferWeights
 
 if TYPE_CHECKING:
+    import socket
+
     from gymrl.generation.weight_transfer import Meeting
 
 BUFFER_BYTES = 256 << 20
@@ -50,7 +51,7 @@ class NcclSender:
         self._device = current_gpu("nccl")
         _vllm("distributed.utils")  # fail here, not in the first update
         self._meeting = meeting
-        self._listener: socket.socket | None = socket.create_server((meeting.host, meeting.port))
+        self._listener: socket.socket | None = meeting.listen()
         self._port = self._listener.getsockname()[1]
         self._group: Any = None
         self._announced: dict[str, Any] | None = None
@@ -167,6 +168,7 @@ def nccl_weights(meeting: Meeting, port: int, update_info: dict[str, Any]) -> Tr
         engines=tuple(
             {"rank_offset": meeting.first_rank(engine)} for engine in range(meeting.num_engines)
         ),
+        sender=meeting.sender,
     )
 
 

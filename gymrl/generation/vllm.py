@@ -94,7 +94,7 @@ class VllmGenerator:
         self._updates = anyio.Lock()
         self._update_timeout_s = update_timeout_s
         self._source: str | None = source
-        self._transfer: dict[str, Any] | None = None
+        self._transfer: tuple[str, dict[str, Any]] | None = None
         self._manifest: Manifest | None = None
         self._weight_version = INITIAL_VERSION
         self._staged: StagedTensors | None = None
@@ -306,15 +306,15 @@ class VllmGenerator:
                 f"the engine's weight transfer is {backend or 'off'}; start it with vllm."
                 f"engine_args: {{weight_transfer_config: {{backend: {source.backend}}}}}"
             )
-        offered, init_info = source.offered(), source.for_engine(0, 1).init_info
+        offered, meeting = source.offered(), source.for_engine(0, 1).meeting
         with anyio.CancelScope(shield=True):
             manifest = await anyio.to_thread.run_sync(self._known_manifest)
             if offered is not None:
                 manifest.check(offered)
-            if self._transfer != init_info:
+            if self._transfer != meeting:
                 self._transfer = None
-                await self._with_trainer(self._engine.init_transfer(init_info))
-                self._transfer = init_info
+                await self._with_trainer(self._engine.init_transfer(meeting[1]))
+                self._transfer = meeting
         await self._switch(lambda: self._receive(source, version), pause)
         self._took(version, None, None)
 

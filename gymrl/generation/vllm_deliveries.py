@@ -107,7 +107,7 @@ class FromTrainer:
 
     async def look(self, url: str) -> None:
         """See :class:`Delivery`; a server that has met this trainer was asked then."""
-        if self._orders.has_met(url, self._parts[url].init_info):
+        if self._orders.has_met(url, self._parts[url]):
             return
         taker = await self._orders.taker(url)
         check_backend(url, taker.backend, self._parts[url].backend)
@@ -122,14 +122,10 @@ class FromTrainer:
                 f"one, with num_engines={count}",
                 num_engines=count,
             )
-        strangers = [
-            url for url in urls if not self._orders.has_met(url, self._parts[url].init_info)
-        ]
+        strangers = [url for url in urls if not self._orders.has_met(url, self._parts[url])]
         self._have_met = not strangers
         self._check_size(strangers)
         if self._are_grouped and 0 < len(strangers) < count:
-            # A new sender may look like this one, at a port that the caller chose.
-            self._orders.forget_trainers()
             raise WeightUpdateError(
                 f"{', '.join(strangers)} did not meet this trainer together with the others: "
                 "started again since, or left out until now; make another sender",
@@ -156,7 +152,7 @@ class FromTrainer:
             # A trainer or a generator before us may have died and left one open.
             faults = await each(self._close_former)
         if not faults and not self._have_met:
-            faults = await each(lambda url: orders.meet(url, parts[url].init_info))
+            faults = await each(lambda url: orders.meet(url, parts[url]))
         if not faults:
             self._has_begun = True
             faults = await each(orders.begin_transfer)

@@ -16,6 +16,7 @@ from gymrl.generation.weights import WORKER_EXTENSION
 
 if TYPE_CHECKING:
     from gymrl.generation.vllm_client import VllmClient
+    from gymrl.generation.weights import TransferWeights
 
 ORDER_TIMEOUT_S = 30.0
 """Of an order that moves no weights."""
@@ -47,7 +48,7 @@ class ServerOrders:
         self._client = client
         self._update_timeout_s = update_timeout_s
         self._has_extension: dict[str, bool] = {}
-        self._met: dict[str, dict[str, Any]] = {}
+        self._met: dict[str, tuple[str, dict[str, Any]]] = {}
 
     async def order(self, url: str, path: str, body: dict[str, Any] | None) -> object:
         """One order that moves no weights.
@@ -153,11 +154,11 @@ class ServerOrders:
             num_workers=num_workers if isinstance(num_workers, int) else len(backends),
         )
 
-    def has_met(self, url: str, init_info: dict[str, Any]) -> bool:
+    def has_met(self, url: str, part: TransferWeights) -> bool:
         """Whether a server was last told to meet this trainer, at this place of its group."""
-        return self._met.get(url) == init_info
+        return self._met.get(url) == part.meeting
 
-    async def meet(self, url: str, init_info: dict[str, Any]) -> None:
+    async def meet(self, url: str, part: TransferWeights) -> None:
         """Have a server's workers meet the trainer.
 
         Raises:
@@ -165,9 +166,9 @@ class ServerOrders:
             DeadlineExceeded: Of ``vllm.update_timeout_s``.
         """
         self._met.pop(url, None)
-        body = {"init_info": init_info}
+        body = {"init_info": part.init_info}
         await self._with_trainer(url, "/init_weight_transfer_engine", body)
-        self._met[url] = init_info
+        self._met[url] = part.meeting
 
     async def begin_transfer(self, url: str) -> None:
         """Have a paused server await weights; a former transfer must be closed."""

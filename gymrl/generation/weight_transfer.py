@@ -22,6 +22,7 @@ turn comes: every other rank of the mesh calls :func:`take_part` meanwhile.
 from __future__ import annotations
 
 import socket
+import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, Protocol
@@ -127,6 +128,7 @@ class Meeting:
         self.host = host
         self.port = port
         self.timeout_s = timeout_s
+        self.sender = uuid.uuid4().hex
 
     @property
     def world_size(self) -> int:
@@ -136,6 +138,20 @@ class Meeting:
     def first_rank(self, engine: int) -> int:
         """Rank of an engine's first worker; the trainer's is 0."""
         return 1 + engine * self.num_workers
+
+    def listen(self) -> socket.socket:
+        """Where the workers come, on the host's interface alone; torch would take all of them.
+
+        Raises:
+            WeightUpdateError: The address is not this host's, or the port is taken.
+        """
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            return socket.create_server((self.host, self.port), family=family)
+        except OSError as error:
+            raise WeightUpdateError(
+                f"can't listen on {self.host}:{self.port} for the engines' workers: {error}"
+            ) from error
 
 
 class GlooSender:
@@ -150,14 +166,7 @@ class GlooSender:
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
-        # On this interface alone; torch would take all of them.
-        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
-        try:
-            listener = socket.create_server((meeting.host, meeting.port), family=family)
-        except OSError as error:
-            raise WeightUpdateError(
-                f"can't listen on {meeting.host}:{meeting.port} for the engines' workers: {error}"
-            ) from error
+        listener = meeting.listen()
         self._port = listener.getsockname()[1]
         self._store: TCPStore | None = TCPStore(
             meeting.host,
@@ -188,6 +197,7 @@ class GlooSender:
             engines=tuple(
                 {"first_rank": meeting.first_rank(engine)} for engine in range(meeting.num_engines)
             ),
+            sender=meeting.sender,
         )
 
     def send(self, state: Mapping[str, torch.Tensor]) -> None:

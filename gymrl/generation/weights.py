@@ -139,18 +139,25 @@ class TransferWeights(msgspec.Struct, frozen=True, kw_only=True, tag="transfer")
     Attributes:
         backend: As the engine was started: ``gymrl_gloo``, ``nccl``, ``gymrl_ipc``, or another one
             that vLLM knows.
-        init_info: For the backend; it is handed over when it is another one than before, or when
-            the update before has failed.
+        init_info: For the backend; it is handed over when it, or the sender, is another one than
+            before, or when the update before has failed.
         update_info: For the backend. ``names``, ``shapes`` and ``dtype_names``, where they are in
             it, are held against the model.
         engines: What `init_info` has besides, by engine: the trainer reaches them at once, and each
             must know its place.
+        sender: Tells senders apart that follow each other at one address.
     """
 
     backend: str
     init_info: dict[str, Any]
     update_info: dict[str, Any]
     engines: tuple[dict[str, Any], ...] = ({},)
+    sender: str = ""
+
+    @property
+    def meeting(self) -> tuple[str, dict[str, Any]]:
+        """Whom an engine meets, and where; when it is another one than before, it meets anew."""
+        return self.sender, self.init_info
 
     def for_engine(self, index: int, num_engines: int) -> TransferWeights:
         """The part of one of the engines that take it together.

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import safetensors.numpy
+import torch
 
 from gymrl.config import SamplingParams
 from gymrl.errors import WeightsLostError, WeightUpdateError
+from gymrl.generation.weight_transfer import weight_sender
 from gymrl.generation.weights import DirectoryWeights
 from tests.integration.vllm.engines import until
 from tests.integration.vllm_http.fake_transfers import UpdatableVllm, sent
@@ -287,3 +289,14 @@ async def test_cancelling_a_transfer_that_waits_for_calls_leaves_the_old_weights
     assert scope.cancelled_caught
     assert state(servers) == [("first", "default", False)] * 2
     assert [fake.orders for fake in servers] == [["pause", "resume"]] * 2
+
+
+def test_two_senders_at_one_address_are_told_apart():
+    first = weight_sender("gloo")
+    weights = first.weights({"a": torch.zeros(2)})
+    first.close()
+    second = weight_sender("gloo", port=weights.init_info["port"])
+    again = second.weights({"a": torch.zeros(2)})
+    assert again.init_info == weights.init_info
+    assert again.meeting != weights.meeting
+    assert again.for_engine(0, 1).meeting == second.weights({}).for_engine(0, 1).meeting
