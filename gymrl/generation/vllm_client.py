@@ -104,7 +104,7 @@ class VllmClient:
                 if response.status != 200:
                     raise self._refusal(url, response.status, await response.read())
                 if not body["stream"]:
-                    choice = read_choice(await response.read(), url)
+                    choice = read_choice(self._without_key(await response.read()), url)
                     if choice is not None:
                         yield choice
                     return
@@ -112,7 +112,7 @@ class VllmClient:
                     event = line.strip().removeprefix(b"data:").strip()
                     if not event or event == b"[DONE]":
                         continue
-                    choice = read_choice(event, url)
+                    choice = read_choice(self._without_key(event), url)
                     if choice is not None:
                         yield choice
         except aiohttp.ClientConnectorError as error:
@@ -230,12 +230,12 @@ class VllmClient:
         """Close what is open."""
         await self._session.close()
 
+    def _without_key(self, said: bytes) -> bytes:
+        """Some servers say which key they were given; before anything is cut, as half a key is one too."""
+        return said if self._key is None else said.replace(self._key.encode(), b"(the key)")
+
     def _refusal(self, url: str, status: int, body: bytes) -> GenerationError:
-        told = error_text(body)
-        if self._key is not None:
-            # Some servers say which key they were given.
-            told = told.replace(self._key, "(the key)")
-        text = f"{url} answered HTTP {status}: {told}"
+        text = f"{url} answered HTTP {status}: {error_text(self._without_key(body))}"
         if status in (401, 403):
             remedy = (
                 "set vllm.api_key_env to the variable that holds its key"

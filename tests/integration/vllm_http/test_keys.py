@@ -4,9 +4,12 @@ import logging
 import os
 
 import pytest
+from aiohttp import web
 
 from gymrl.config import GenerationConfig, GymConfig, RolloutConfig, SamplingParams, VllmConfig
-from gymrl.errors import ConfigError, GenerationTransportError
+from gymrl.errors import ConfigError, GenerationError, GenerationTransportError
+from gymrl.generation.vllm_client import VllmClient
+from gymrl.gym.listener import Listener, PortRange
 from gymrl.records import config_digest
 
 VARIABLE = "GYMRL_TEST_SERVER_KEY"
@@ -107,3 +110,32 @@ def test_what_is_recorded_of_a_run_holds_the_variables_name_alone(key):
     )
     assert VARIABLE in repr(config)
     assert key not in f"{config!r}{config.to_dict()}{config_digest(config)}"
+
+
+@pytest.mark.parametrize("padding", range(470, 500, 5))
+async def test_not_even_the_beginning_of_a_key_is_shown_where_an_answer_is_cut(key, padding):
+    async def refuse(_):
+        return web.Response(status=500, body=b"x" * padding + key.encode() + b"y" * 500)
+
+    async def break_off(_):
+        return web.Response(
+            body=b'data: {"error": {"message": "no such key: %b"}}\n\n' % key.encode()
+        )
+
+    app = web.Application()
+    app.router.add_get("/health", refuse)
+    app.router.add_post("/v1/completions", break_off)
+    listener = Listener(app, PortRange())
+    await listener.start()
+    client = VllmClient(VARIABLE)
+    try:
+        with pytest.raises(GenerationTransportError) as refused:
+            await client.inspect(listener.url)
+        with pytest.raises(GenerationError) as broken:
+            async for _ in client.choices(listener.url, "/v1/completions", {"stream": True}):
+                pass
+    finally:
+        await client.close()
+        await listener.stop()
+    assert "sk-t" not in str(refused.value)
+    assert "no such key: (the key)" in str(broken.value)
