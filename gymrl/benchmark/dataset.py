@@ -89,7 +89,7 @@ def _declaring(instances: Mapping[str, InstanceConfig]) -> tuple[InstanceConfig,
         (instance, index)
         for instance in instances.values()
         if instance.kind in (AGENTS, RESOURCES)
-        for index, block in enumerate(instance.block.get("datasets") or [])
+        for index, block in enumerate(_datasets_of(instance))
         if isinstance(block, dict) and block.get("type") == "benchmark"
     ]
     if len(found) != 1:
@@ -99,6 +99,16 @@ def _declaring(instances: Mapping[str, InstanceConfig]) -> tuple[InstanceConfig,
             setting="datasets",
         )
     return found[0]
+
+
+def _datasets_of(instance: InstanceConfig) -> list[Any]:
+    datasets = instance.block.get("datasets") or []
+    if not isinstance(datasets, list):
+        raise ConfigError(
+            f"{instance.name!r}: datasets={datasets!r}: a list of blocks is needed",
+            setting="datasets",
+        )
+    return datasets
 
 
 def compared_attempts(config: DictConfig) -> int:

@@ -228,6 +228,13 @@ def test_a_configuration_without_a_benchmark_is_refused(tinymath):
         gymrl.plan_benchmark("tinymath", roots=[tinymath.root])
 
 
+@pytest.mark.parametrize("datasets", [-1, "tinymath", True])
+def test_datasets_that_are_no_list_are_refused_by_their_instance(tinymath, datasets):
+    agent = {"responses_api_agents": {"simple_agent": {"datasets": datasets}}}
+    with pytest.raises(ConfigError, match=r"'tinymath_agent': datasets=.* a list of blocks"):
+        gymrl.plan_benchmark("tinymath", overrides={"tinymath_agent": agent}, roots=[tinymath.root])
+
+
 def test_two_benchmarks_in_one_configuration_are_refused(tinymath):
     text = (tinymath.folder / "config.yaml").read_text()
     block = text[text.index("        - name") : text.index("count: 3")]
