@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from gymrl.browsers import guard
+from gymrl.browsers import guard, is_loopback
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import GenerationRequestError, GymrlError, ServerStartError
 from gymrl.generation import chat_api, responses_api
@@ -120,6 +120,11 @@ class GenerationServer:
         await self._runner.setup()
         self._site = web.SockSite(self._runner, listener, backlog=BACKLOG)
         await self._site.start()
+        if not is_loopback(self._host):
+            logger.warning(
+                "the generation server listens on %s and asks for no key: whoever reaches it can use it",
+                self._host,
+            )
         host = f"[{self._host}]" if family == socket.AF_INET6 else self._host
         return f"http://{host}:{listener.getsockname()[1]}/v1"
 

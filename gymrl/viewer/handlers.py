@@ -45,6 +45,7 @@ _KEPT_BYTES = 64 << 20
 _KEPT_ROWS = 16
 _STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _NO_EVALUATION = "this file is not an evaluation's: there is no plan.json beside it"
+_MAX_DIGITS = 30
 _NAMES = 200
 """Names of each kind that the page's filters offer."""
 
@@ -175,14 +176,14 @@ class Handlers:
 
     async def _group(self, request: web.Request) -> web.Response:
         snapshot, names, epoch = await self._moment()
-        number = int(request.match_info["number"])
+        number = _named(request, "number")
         if number >= len(snapshot.groups):
             return _problem(404, f"there is no group {number} (yet)")
         read = self._reader(epoch)
         return _json(await anyio.to_thread.run_sync(one_group, snapshot, names, number, read))
 
     async def _row(self, request: web.Request) -> web.Response:
-        line = int(request.match_info["line"])
+        line = _named(request, "line")
         snapshot, names, epoch = await self._moment()
         place = _place(snapshot, line)
         try:
@@ -224,7 +225,7 @@ class Handlers:
 
     async def _image(self, request: web.Request) -> web.Response:
         decoded = await self._row_of(request)
-        number = int(request.match_info["number"])
+        number = _named(request, "number")
         kind, data = await anyio.to_thread.run_sync(decoded.image, number, limiter=self._one_image)
         return web.Response(body=data, content_type=kind)
 
@@ -254,7 +255,7 @@ class Handlers:
 
     async def _compare(self, request: web.Request) -> web.Response:
         snapshot, names, epoch = await self._moment()
-        lines = [int(request.match_info[side]) for side in ("left", "right")]
+        lines = [_named(request, side) for side in ("left", "right")]
         decoded = [await self._decoded(snapshot, line, epoch) for line in lines]
         groups = {int(snapshot.columns["group"][_place(snapshot, line)]) for line in lines}
         difference = None
@@ -283,7 +284,7 @@ class Handlers:
 
     async def _line_of(self, request: web.Request) -> bytes:
         snapshot, _, epoch = await self._moment()
-        place = _place(snapshot, int(request.match_info["line"]))
+        place = _place(snapshot, _named(request, "line"))
         columns = snapshot.columns
         return await self._file.read(
             int(columns["offset"][place]), int(columns["size"][place]), epoch
@@ -291,7 +292,7 @@ class Handlers:
 
     async def _row_of(self, request: web.Request) -> DecodedRow:
         snapshot, _, epoch = await self._moment()
-        return await self._decoded(snapshot, int(request.match_info["line"]), epoch)
+        return await self._decoded(snapshot, _named(request, "line"), epoch)
 
     async def _decoded(self, snapshot: Snapshot, line: int, epoch: int) -> DecodedRow:
         kept = self._kept.get((epoch, line))
@@ -323,6 +324,14 @@ def _first_line(snapshot: Snapshot, group: int) -> int | None:
     if not 0 <= group < len(snapshot.groups):
         return None
     return int(snapshot.columns["line"][snapshot.rows_of(group)[0]])
+
+
+def _named(request: web.Request, name: str) -> int:
+    """A number of the path; Python reads no longer ones, and no file has them."""
+    text = request.match_info[name]
+    if len(text) > _MAX_DIGITS:
+        raise RowValueError(f"there is no {name} {text[:_MAX_DIGITS]}...")
+    return int(text)
 
 
 def _number(request: web.Request, name: str, default: int) -> int:

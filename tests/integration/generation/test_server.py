@@ -11,6 +11,8 @@ import yarl
 from gymrl.errors import GenerationTransportError
 from gymrl.generation.base import Generated
 from gymrl.generation.chat import ChatFormat
+from gymrl.generation.policy import Policy
+from gymrl.generation.server import GenerationServer
 from gymrl.testing import ScriptedGenerator
 
 USER = [{"role": "user", "content": "hi"}]
@@ -480,3 +482,12 @@ async def test_a_web_page_of_another_site_gets_nothing_sampled_and_no_model_name
         rebound = {"Host": "evil.example"}
         async with client.session.get(f"{client.base_url}/models", headers=rebound) as answer:
             assert answer.status == 421
+
+
+async def test_a_server_beyond_loopback_says_that_it_asks_for_no_key(tokenizer, caplog):
+    server = GenerationServer(
+        Policy(ScriptedGenerator([[5]]), ChatFormat(tokenizer)), host="0.0.0.0"
+    )
+    await server.start()
+    await server.close()
+    assert "listens on 0.0.0.0 and asks for no key" in caplog.text

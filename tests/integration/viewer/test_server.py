@@ -112,6 +112,8 @@ async def test_an_image_of_a_row_is_served_as_what_its_bytes_are(client):
     [
         ("/api/rows/1", 404, "line 1 is no row"),
         ("/api/rows/99999999999999999999", 404, "is no row"),
+        ("/api/rows/" + "9" * 5000, 404, "no line 999"),
+        ("/api/compare/2/" + "9" * 5000, 404, "no right 999"),
         ("/api/groups/77", 404, "no group 77"),
         ("/api/groups?sort=colour", 400, "sort=colour"),
         ("/api/groups?colour=red", 400, "colour"),
