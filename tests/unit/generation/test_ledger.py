@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -243,6 +245,37 @@ def test_any_calls_come_back_as_they_were_and_chains_own_every_sample_once(calls
         for earlier, later in zip(chain.places, chain.places[1:], strict=False):
             prompt = calls[later][0]
             assert prompt[: len(sequences[earlier])] == sequences[earlier]
+
+
+def with_pictures(prompt, letters):
+    """Where 7 stands an image begins; `letters` say which, in turn."""
+    places = [place for place, token_id in enumerate(prompt) if token_id == 7]
+    return list(zip(places, itertools.cycle(letters), strict=False))
+
+
+@settings(deadline=None, max_examples=40)
+@given(rollouts(), st.lists(st.text("ab", min_size=1, max_size=3), min_size=8, max_size=8))
+def test_a_prompt_continues_what_has_its_tokens_and_its_images(calls, letters):
+    calls = [([7 if t == 2 else t for t in prompt], ids) for prompt, ids in calls]
+    shown = [with_pictures(prompt, letters[place]) for place, (prompt, _) in enumerate(calls)]
+    ledger = RolloutLedger("r")
+    for (prompt, ids), pictures in zip(calls, shown, strict=True):
+        files = [EncodedImage(c.encode(), c * 64, "image/png", 1, 1) for _, c in pictures]
+        spans = [(start, start + 1) for start, _ in pictures]
+        prompt_images = PromptImages(files, spans, [7], PixelCache())
+        ledger.record(ledger.begin(), prompt, sampled(ids), None, prompt_images)
+    reader = reader_of(ledger)
+    assert [shown_in(reader, place) for place in range(len(calls))] == shown
+    sequences = [[*prompt, *ids] for prompt, ids in calls]
+    assert [reader.token_ids(place).tolist() for place in range(len(calls))] == sequences
+    for place, (prompt, _) in enumerate(calls):
+        fits = [
+            (len(before), k)
+            for k, before in enumerate(sequences[:place])
+            if prompt[: len(before)] == before
+            and shown[k] == [picture for picture in shown[place] if picture[0] < len(before)]
+        ]
+        assert reader.extended(place) == max(fits, default=(0, -1))[1]
 
 
 def test_an_answer_is_found_by_its_key_and_the_latest_counts():
