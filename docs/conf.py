@@ -28,11 +28,11 @@ napoleon_numpy_docstring = False
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(abc|asyncio|collections|typing|pathlib|enum|logging|contextlib|random|types)(\..*)?",
+        r"(abc|_?asyncio|collections|typing|pathlib|enum|logging|contextlib|random|types)(\..*)?",
     ),
     (
         r"py:.*",
-        r"(msgspec|numpy|np|npt|aiohttp|web|anyio|torch|transformers|tokenizers|PIL|Image)(\..*)?",
+        r"(msgspec|yaml|numpy|np|npt|aiohttp|web|anyio|torch|transformers|tokenizers|PIL|Image)(\..*)?",
     ),
     (r"py:(class|obj)", r"(.*\.)?([A-Z][A-Za-z]*T|T|R)"),
     # Aliases, and names that modules import for the type checker alone.

@@ -212,7 +212,7 @@ async def wait_for_end(task: asyncio.Task[T]) -> T:
         task: It must be bounded by itself.
 
     Raises:
-        CancelledError: The caller was cancelled; raised when the task has ended.
+        asyncio.CancelledError: The caller was cancelled; raised when the task has ended.
         BaseException: What the task raised.
     """
     cancelled: asyncio.CancelledError | None = None
@@ -237,7 +237,7 @@ async def run_to_end(coroutine: Coroutine[Any, Any, T], name: str) -> T:
         name: Of the task.
 
     Raises:
-        CancelledError: As :func:`wait_for_end`.
+        asyncio.CancelledError: As :func:`wait_for_end`.
         BaseException: What the coroutine raised.
     """
     owner = OwnedTasks(name, on_error=lambda _: None)  # raised to the caller instead

@@ -22,7 +22,7 @@ RequestT = TypeVar("RequestT", bound="SampledRequest")
 
 MAX_STOP_TEXTS = 256
 MAX_STOP_CHARS = 16384
-"""Of all stop texts of a call: each is looked for after each token, in the thread that decodes for all."""
+"""All stop texts of a call together. Each is looked for after each token, in the thread that decodes for all."""
 
 Neutral = Mapping[str, tuple[Any, ...]]
 """Fields by name, each with the values at which it does nothing."""
