@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import yaml
 
 from gymrl.config import (
     Config,
@@ -164,7 +165,12 @@ def read_config(arguments: Sequence[str]) -> tuple[GrpoConfig, bool]:
         *blocks, field = name.split(".")
         for part in blocks:
             block = block.setdefault(part, {})
-        block[field] = parse_yaml(text)
+            if not isinstance(block, dict):
+                parser.error(f"--set {assignment}: {part} is no block of settings")
+        try:
+            block[field] = parse_yaml(text)
+        except yaml.YAMLError as error:
+            parser.error(f"--set {assignment}: the value does not parse: {error}")
     if given.in_process:
         values["in_process"] = True
     return GrpoConfig.from_dict(values), given.live

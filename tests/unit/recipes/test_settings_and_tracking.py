@@ -155,7 +155,12 @@ def test_a_directory_without_checkpoints_has_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["nowhere.yaml"], "nowhere.yaml: No such file"), (["--set", "steps=-3"], "steps=-3")],
+    [
+        (["nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["--set", "steps=-3"], "steps=-3"),
+        (["--set", "seed=1", "--set", "seed.a=1"], "seed is no block of settings"),
+        (["--set", "seed=[1"], "the value does not parse"),
+    ],
 )
 def test_a_wrong_setting_of_the_recipe_is_a_message_and_exit_code_2(capsys, arguments, said):
     with pytest.raises(SystemExit) as exit_request:
@@ -163,3 +168,9 @@ def test_a_wrong_setting_of_the_recipe_is_a_message_and_exit_code_2(capsys, argu
 
     assert exit_request.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_learning_rate_is_written_as_everywhere():
+    config, _ = read_config(["--set", "learning_rate=1e-5"])
+
+    assert config.learning_rate == 1e-5
