@@ -62,7 +62,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         cls = type(self)
-        given = {name: getattr(self, name) for name in cls.__struct_fields__}
+        given = {
+            field.name: value
+            for field in msgspec.structs.fields(cls)
+            if not _is_declared(value := getattr(self, field.name), field.type)
+        }
         try:
             typed = msgspec.convert(
                 {name: _plain(value) for name, value in given.items()}, _fields_of(cls)
@@ -126,7 +130,14 @@ def _plain(value: Any) -> Any:
 def _fields_of(cls: type[Config]) -> type[msgspec.Struct]:
     """The fields of a configuration, without its checks."""
     fields = msgspec.structs.fields(cls)
-    return msgspec.defstruct(cls.__name__, [(field.name, field.type) for field in fields])
+    return msgspec.defstruct(cls.__name__, [(field.name, field.type, None) for field in fields])
+
+
+def _is_declared(value: Any, kind: Any) -> bool:
+    """Whether a value is settings of a field's type, or of a class that derives from it."""
+    return isinstance(value, Config) and any(
+        isinstance(one, type) and isinstance(value, one) for one in _options(kind)
+    )
 
 
 def _type_error(cls: type[Config], error: msgspec.ValidationError) -> ConfigError:

@@ -280,3 +280,13 @@ def test_a_configuration_shows_no_key_that_a_server_is_given():
     assert config.servers["policy_api_key"] == "sk-1234"
     assert "api_key_env='OPENAI_API_KEY'" in repr(VllmConfig(api_key_env="OPENAI_API_KEY"))
     assert repr(SamplingParams(seed=3)).startswith("SamplingParams(temperature=1.0, top_p=1.0")
+
+
+def test_settings_of_a_class_that_derives_from_the_one_that_is_wanted_are_taken():
+    class OwnVllmConfig(VllmConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        note: str = ""
+
+    own = OwnVllmConfig(note="mine")
+    assert GenerationConfig(model="m", vllm=own).vllm is own
+    with pytest.raises(ConfigError, match="vllm: Expected"):
+        GenerationConfig(model="m", vllm=GymConfig())
