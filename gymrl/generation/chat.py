@@ -98,7 +98,7 @@ class ChatFormat:
         self._hidden_ids = self._hidden(vocabulary) | self.end_ids
         self._turns = None if self._backend is None else TurnEncoder(self._backend, self.end_ids)
         read = self.read_back(PLAIN_TEXT)
-        if read != PLAIN_TEXT:
+        if read != PLAIN_TEXT and self.knows(PLAIN_TEXT):
             logger.warning(
                 "the tokenizer (%s) does not give texts back: %r becomes %r; `gymrl doctor --model` "
                 "says more",
@@ -138,6 +138,11 @@ class ChatFormat:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return ids
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def knows(self, text: str) -> bool:
+        """Whether the vocabulary has all of `text`; that of a few words has not."""
+        unknown = self.tokenizer.unk_token_id
+        return unknown is None or unknown not in self.encode(text)
 
     def read_back(self, text: str) -> str:
         """What a model reads where `text` is meant, white space around it aside."""

@@ -82,6 +82,14 @@ def _text(chat: ChatFormat) -> Iterator[Finding]:
     tries: list[tuple[str, Severity]] = [(PLAIN_TEXT, "break"), (_FOREIGN_TEXT, "warn")]
     for text, severity in tries:
         read = chat.read_back(text)
+        if not chat.knows(text):
+            yield Finding(
+                check=check,
+                severity="warn",
+                found=f"{text!r} is {read!r} to the model: its vocabulary has not all of it",
+                remedy="use tasks whose words it knows",
+            )
+            return
         if read != text:
             kind = type(chat.tokenizer).__name__
             yield Finding(

@@ -11,6 +11,7 @@ from gymrl.generation.chat import ChatFormat
 from gymrl.generation.findings import would_break
 from gymrl.generation.prefix import TruePrefix
 from gymrl.generation.template_check import check_template
+from gymrl.recipes.tiny_model import word_tokenizer
 from tests.unit.generation.template_families import (
     DEEPSEEK,
     FAMILIES,
@@ -159,6 +160,14 @@ def test_a_tokenizer_that_loses_spaces_is_reported(caplog):
     (finding,) = found(chat, "text")
     assert finding.severity == "break"
     assert "tokenizer_class" in finding.remedy
+
+
+def test_a_vocabulary_of_a_few_words_is_told_and_no_fault_of_the_tokenizer(caplog):
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }} <eos>{% endfor %}"
+    chat = ChatFormat(word_tokenizer(["user", "assistant", "say", "x"], template))
+    (finding,) = found(chat, "text")
+    assert finding.severity == "warn"
+    assert not caplog.records
 
 
 def test_a_generation_prompt_that_changes_what_is_before_it_is_reported():
