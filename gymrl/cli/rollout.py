@@ -86,10 +86,29 @@ def policy_of(config: RolloutConfig) -> str:
     return f"the policy of the servers at {config.gym.registry_url}"
 
 
+def open_records(plan: RolloutPlan, output: Path, *, overwrite: bool) -> RecordWriter:
+    """A new file for what the plan's run gives.
+
+    Raises:
+        ConfigError: Another run has made it since it was looked for, and `overwrite` is off.
+    """
+    if overwrite:
+        output.unlink(missing_ok=True)
+    config = plan.config
+    model = config.generation.model if config.generation else config.gym.model_name
+    record = RunRecord(
+        config_digest=config_digest(config), notes={"benchmark": plan.name, "model": model}
+    )
+    mode = config.generation.logprobs_mode if config.generation else None
+    return RecordWriter(output, record, logprobs_mode=mode)
+
+
 class _Run:
     """One run: what it counts, where it writes, what it shows. Observes the engine."""
 
-    def __init__(self, plan: RolloutPlan, output: Path | None, display: Display) -> None:
+    def __init__(
+        self, plan: RolloutPlan, output: Path | None, display: Display, *, overwrite: bool = False
+    ) -> None:
         self.plan = plan
         self.tally = RunTally()
         self.progress = RunProgress(len(plan.rows), plan.num_rows)
@@ -98,21 +117,8 @@ class _Run:
         self._is_reported = False
         self._drops_groups = plan.config.failure_policy == "drop_group"
         self._output = output
+        self._overwrite = overwrite
         self._display = display
-
-    def _open_writer(self) -> RecordWriter | None:
-        if self._output is None:
-            return None
-        # Only now: a run that could not start leaves a former file as it was.
-        self._output.unlink(missing_ok=True)
-        config = self.plan.config
-        model = config.generation.model if config.generation else config.gym.model_name
-        record = RunRecord(
-            config_digest=config_digest(config),
-            notes={"benchmark": self.plan.name, "model": model},
-        )
-        mode = config.generation.logprobs_mode if config.generation else None
-        return RecordWriter(self._output, record, logprobs_mode=mode)
 
     def on_row(self, result: RowResult, instance: str) -> None:
         """Show the counters with the row."""
@@ -146,7 +152,10 @@ class _Run:
         self._display.phase(f"starting servers and workers, {policy_of(self.plan.config)}")
         config = await self._completed_config()
         async with RolloutEngine(config, observer=self) as engine:
-            writer = self._open_writer()
+            # Only now: a run that could not start leaves a former file as it was.
+            writer = None
+            if self._output is not None:
+                writer = open_records(self.plan, self._output, overwrite=self._overwrite)
             try:
                 self.progress.begin()
                 self._display.phase(
@@ -208,7 +217,7 @@ def rollout_command(
     configure_logging(errors, verbose=verbose)
     # A bar that is redrawn would draw over a debugger's prompt.
     display = make_display(errors, is_live=not plan.config.in_process)
-    run = _Run(plan, output, display)
+    run = _Run(plan, output, display, overwrite=overwrite)
     try:
         interrupt.run(run.run, run.interrupt)
     except interrupt.Interrupted as interrupted:

@@ -62,6 +62,26 @@ BACKLOG = 4096
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that nobody listens on yet.
+
+    Raises:
+        ServerStartError: The address is not this machine's, or the port is taken.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = "another port, or 0 for a free one" if is_port else "an address of this machine"
+        raise ServerStartError(
+            f"can't listen on {host}:{port}: {error.strerror or error}; choose {remedy}"
+        ) from error
+    return bound
+
+
 class GenerationServer:
     """Serves one policy.
 
@@ -99,21 +119,7 @@ class GenerationServer:
         Raises:
             ServerStartError: The address can't be listened on.
         """
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self._host, self._port))
-        except OSError as error:
-            listener.close()
-            is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-            remedy = (
-                "another port, or 0 for a free one" if is_port else "an address of this machine"
-            )
-            raise ServerStartError(
-                f"can't listen on {self._host}:{self._port}: {error.strerror or error}; choose "
-                f"{remedy}"
-            ) from error
+        listener = bound_socket(self._host, self._port)
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=5.0
         )
@@ -125,7 +131,7 @@ class GenerationServer:
                 "the generation server listens on %s and asks for no key: whoever reaches it can use it",
                 self._host,
             )
-        host = f"[{self._host}]" if family == socket.AF_INET6 else self._host
+        host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{listener.getsockname()[1]}/v1"
 
     async def stop_listening(self) -> None:

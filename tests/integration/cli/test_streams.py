@@ -1,6 +1,7 @@
 """What the command line does with the streams, the directory and the shell it is started in."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -65,3 +66,12 @@ def test_a_policy_server_that_is_not_there_is_told_with_what_to_look_at():
     done = run(command)
     assert done.returncode == 1
     assert "is the server up, and is --base-url its address" in done.stderr
+
+
+def test_a_busy_port_is_told_before_the_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run([*GYMRL, "serve", "--model", "nobody/has-this-model", "--port", port])
+    assert done.returncode != 0
+    assert f"can't listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "choose another port" in " ".join(done.stderr.split())

@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from gymrl.cli.plan import RolloutOptions, make_plan, parse_params
+from gymrl.cli.rollout import check_output, open_records
 from gymrl.errors import ConfigError
+from gymrl.records import read_run
 
 
 def plan(target="chain_sum", **options):
@@ -228,3 +230,16 @@ def test_parameters_are_read_as_what_they_look_like():
 def test_malformed_parameters_are_refused(params, message):
     with pytest.raises(ConfigError, match=message):
         parse_params(params)
+
+
+def test_of_two_runs_that_start_together_the_second_leaves_the_first_ones_file(tmp_path):
+    output = tmp_path / "rollouts.jsonl"
+    check_output(output, overwrite=False)
+    first = open_records(plan(num_prompts=1), output, overwrite=False)
+    written = output.read_bytes()
+    with pytest.raises(ConfigError, match="exists"):
+        open_records(plan(num_prompts=1), output, overwrite=False)
+    first.close()
+    assert output.read_bytes() == written
+    open_records(plan(num_prompts=2), output, overwrite=True).close()
+    assert read_run(output).notes["benchmark"] == "chain_sum"
