@@ -35,7 +35,7 @@ from gymrl.generation.models import resolve_model
 from gymrl.recipes import checkpoint
 from gymrl.recipes.loss import OtherLogprobs, group_advantages, token_loss
 from gymrl.recipes.micro_batches import MicroBatch, Samples, token_micro_batches
-from gymrl.recipes.settings import GrpoConfig, read_config, rollout_config
+from gymrl.recipes.settings import GrpoConfig, own_device, read_config, rollout_config
 from gymrl.recipes.tasks import OWN_TASKS, validation_rows
 from gymrl.recipes.tracking import Tracker
 
@@ -68,6 +68,7 @@ class Trainer:
         self._reference = reference
         self._pad_token_id = pad_token_id
         self._world = dist.get_world_size() if dist.is_initialized() else 1
+        self._device = next(model.parameters()).device
         self.model = self._wrapped(model)
         # A short memory of squares: where all goes well gradients are small, and one bad sample
         # must not become a step of many times the learning rate.
@@ -143,7 +144,8 @@ class Trainer:
             ]
         wanted = int(self.largest(float(max(1, len(micro_batches)))))
         missing = wanted - len(micro_batches)
-        return micro_batches + [MicroBatch(Samples.empty(self._pad_token_id))] * missing
+        micro_batches += [MicroBatch(Samples.empty(self._pad_token_id)) for _ in range(missing)]
+        return [micro.to(self._device) for micro in micro_batches]
 
     def _samples(self, share: Share) -> Samples:
         batch = share.batch(pad_token_id=self._pad_token_id)
@@ -230,7 +232,7 @@ class Trainer:
         return size
 
     def _sum(self, values: list[float]) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
         if self._world > 1:
             dist.all_reduce(tensor)
         summed: list[float] = tensor.tolist()
@@ -238,7 +240,7 @@ class Trainer:
 
     def largest(self, value: float) -> float:
         """Of all ranks' values."""
-        tensor = torch.tensor(value, dtype=torch.float64)
+        tensor = torch.tensor(value, dtype=torch.float64, device=self._device)
         if self._world > 1:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return float(tensor)
@@ -247,12 +249,15 @@ class Trainer:
 def train(config: GrpoConfig, *, is_live: bool = False) -> None:
     """Run to the last step, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
+    device = own_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     model_path = _model_path(config)
     job, rows = rollout_config(config, model_path)
     with gymrl.torchrun.rollouts(job, rows=rows) as rollouts, contextlib.ExitStack() as stack:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
-        model = _loaded(model_path)
-        reference = _loaded(model_path) if config.kl_coefficient > 0 else None
+        model = _loaded(model_path).to(device)
+        reference = _loaded(model_path).to(device) if config.kl_coefficient > 0 else None
         # Padding is attended by nothing and counts nowhere: where there is no token for it any does.
         trainer = Trainer(config, model, reference, tokenizer.pad_token_id or 0)
         done = _resume(config, trainer, rollouts)

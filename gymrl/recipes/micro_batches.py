@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -83,6 +83,13 @@ class MicroBatch:
         self.is_stale = samples.ages[:, 1 + self.start :] > 0
         self.advantages = samples.advantages
         self.proximal = self.sampled
+
+    def to(self, device: torch.device) -> Self:
+        """Move it to where the model is."""
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(self, name, value.to(device))
+        return self
 
 
 def token_micro_batches(lengths: torch.Tensor, max_tokens: int) -> list[list[int]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import torch
 import yaml
 
 from gymrl.config import (
@@ -15,9 +17,11 @@ from gymrl.config import (
     GymConfig,
     RolloutConfig,
     SamplingParams,
+    VllmConfig,
     read_mapping,
     require,
 )
+from gymrl.errors import ConfigError
 from gymrl.generation.weight_transfer import Transfer  # noqa: TC001 - read at run time
 from gymrl.recipes.loss import Advantage, LossSettings
 from gymrl.recipes.tasks import OWN_TASKS, training_task
@@ -42,6 +46,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         num_tasks: Tasks of the benchmark.
         model: A directory, hub id or ``smollm2``; None: the tiny model of the recipe's own tasks.
         backend: What generates.
+        vllm: Its engines, where that is vLLM: memory, GPUs.
         steps: Of the run.
         prompts_per_step: Groups of all ranks in a step.
         num_generations: Attempts at each prompt.
@@ -54,6 +59,8 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         max_staleness: Weight updates that generation may be behind; 0 is synchronous.
         micro_batch_tokens: Tokens of one forward pass, padding counted.
         parallel: How several ranks hold the model: ``ddp`` whole, ``fsdp2`` sharded.
+        device: Where each rank trains: ``cpu``, ``cuda`` (the GPU of its place on the node), or
+            ``auto``.
         sampling: Of training; `max_tokens` matters most.
         validation_sampling: Of validation.
         validate_every: Steps; 0 never.
@@ -77,6 +84,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_tasks: int = 64
     model: str | None = None
     backend: Literal["transformers", "vllm"] = "transformers"
+    vllm: VllmConfig = VllmConfig()
     steps: int = 30
     prompts_per_step: int = 8
     num_generations: int = 16
@@ -89,6 +97,7 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_staleness: int = 0
     micro_batch_tokens: int = 4096
     parallel: Literal["ddp", "fsdp2"] = "ddp"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     sampling: SamplingParams = SamplingParams(max_tokens=4)
     validation_sampling: SamplingParams = SamplingParams(max_tokens=4, temperature=0.5)
     validate_every: int = 10
@@ -118,13 +127,38 @@ class GrpoConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+def own_device(name: str) -> torch.device:
+    """What this rank trains on: the GPU of its place on the node, or the CPU.
+
+    Args:
+        name: ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: There is no GPU for it.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    place, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if place >= count:
+        raise ConfigError(
+            f"device={name!r}: local rank {place} would train on GPU {place}, and torch sees "
+            f"{count}; start as many ranks as there are GPUs, or use device: cpu",
+            setting="device",
+        )
+    return torch.device("cuda", place)
+
+
 def rollout_config(config: GrpoConfig, model: str) -> tuple[TorchrunConfig, list[dict[str, Any]]]:
     """The rollouts of a run, and its tasks."""
     rows, servers = training_task(config)
     together = config.max_batch_size or config.prompts_per_step * config.num_generations
     rollout = RolloutConfig(
         generation=GenerationConfig(
-            model=model, backend=config.backend, max_batch_size=min(256, together), num_threads=1
+            model=model,
+            backend=config.backend,
+            vllm=config.vllm,
+            max_batch_size=min(256, together),
+            num_threads=1,
         ),
         gym=GymConfig(servers=servers, decode_text=False, token_source=config.token_source),
         sampling=config.sampling,

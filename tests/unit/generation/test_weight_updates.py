@@ -8,8 +8,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from gymrl.concurrency import gather_bounded
-from gymrl.config import ConfigError, SamplingParams
-from gymrl.errors import WeightUpdateError
+from gymrl.config import SamplingParams
+from gymrl.errors import ConfigError, WeightUpdateError
 from gymrl.generation.base import WeightSpan
 from gymrl.generation.model_loading import without_progress_bars
 from gymrl.generation.transformers import TransformersGenerator

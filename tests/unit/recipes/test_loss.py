@@ -148,3 +148,15 @@ def test_an_empty_micro_batch_trains_nothing():
     micro = MicroBatch(Samples.empty(0))
     assert not micro.mask.any()
     assert micro.token_ids.shape == (1, 2)
+
+
+def test_the_loss_is_computed_where_the_model_is():
+    # Nothing of the CPU may meet tensors of this device.
+    micro = MicroBatch(samples()).to(torch.device("meta"))
+    assert micro.token_ids.device.type == micro.attention.device.type == "meta"
+    logprobs = torch.empty(2, 3, device="meta", requires_grad=True)
+    others = OtherLogprobs(logprobs.detach(), micro.sampled, micro.is_stale, logprobs.detach())
+    terms = token_loss(logprobs, others, micro.advantages, micro.mask, LossSettings())
+    assert {term.device.type for term in terms} == {"meta"}
+    (terms.policy + terms.kl).backward()
+    assert logprobs.grad.shape == (2, 3)

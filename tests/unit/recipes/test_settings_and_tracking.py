@@ -9,7 +9,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gymrl.errors import ConfigError
 from gymrl.recipes import checkpoint
 from gymrl.recipes.grpo import main
-from gymrl.recipes.settings import PRESETS, GrpoConfig, read_config, rollout_config
+from gymrl.recipes.settings import (
+    PRESETS,
+    GrpoConfig,
+    own_device,
+    read_config,
+    rollout_config,
+)
 from gymrl.recipes.tasks import validation_rows
 from gymrl.recipes.tracking import Tracker, read_metrics, sparkline
 
@@ -174,3 +180,10 @@ def test_a_learning_rate_is_written_as_everywhere():
     config, _ = read_config(["--set", "learning_rate=1e-5"])
 
     assert config.learning_rate == 1e-5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
+def test_a_rank_trains_on_its_gpu_where_there_is_one_and_on_the_cpu_else():
+    assert own_device("auto") == own_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="GPU 0, and torch sees 0; start as many ranks"):
+        own_device("cuda")
