@@ -28,9 +28,10 @@ test: install ## Run all tests
 unit: install ## Run the unit tests alone (under a minute)
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
-newest: ## Run the unit tests beside the newest packages, which vLLM for CPUs does not allow
+newest: ## Run what touches models beside the newest packages, which vLLM for CPUs does not allow
 	@GYMRL_VENV=.venv-newest GYMRL_VLLM=no scripts/install
-	@.venv-newest/bin/python -m pytest tests/unit $(PYTEST_ARGS)
+	@.venv-newest/bin/python -m pytest $(PYTEST_ARGS) tests/unit/generation tests/integration/generation \
+		tests/integration/native/test_images.py tests/integration/compat/test_native_images.py
 
 gpu: ## Run the tests that need GPUs, beside vLLM for GPUs
 	@GYMRL_VENV=.venv-gpu GYMRL_VLLM=gpu scripts/install

@@ -215,8 +215,7 @@ class DecodeBatch:
             cache=cache,
             **inputs,
         )
-        offsets = getattr(outputs, "rope_deltas", None)
-        request.position_offset = 0 if offsets is None else int(offsets.reshape(-1)[0])
+        request.position_offset = _position_offset(self._model, outputs)
         return cache, outputs.logits[:, -1], routes
 
     def _mask(self, lengths: Sequence[int], width: int) -> torch.Tensor:
@@ -293,3 +292,15 @@ def _prefill_chunks(prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, 
         else:
             chunks.append([prompt])
     return chunks
+
+
+def _position_offset(model: Any, outputs: Any) -> int:
+    """How far the images of the prompt that was just prefilled move the positions of what follows.
+
+    Models with positions in three dimensions say so: in their outputs, and since transformers 5.20
+    in an attribute alone.
+    """
+    offsets = getattr(outputs, "rope_deltas", None)
+    if offsets is None:
+        offsets = getattr(getattr(model, "base_model", model), "rope_deltas", None)
+    return 0 if offsets is None else int(offsets.reshape(-1)[0])
