@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from gymrl.actors.connecting import address_family
 from gymrl.browsers import guard, is_loopback
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import GenerationRequestError, GymrlError, ServerStartError
@@ -68,7 +69,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     Raises:
         ServerStartError: The address is not this machine's, or the port is taken.
     """
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound = socket.socket(address_family(host), socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))

@@ -31,6 +31,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo
 
+from gymrl.actors.connecting import address_family
 from gymrl.config import require
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.weights import GLOO_BACKEND, IPC_BACKEND, NCCL_BACKEND, TransferWeights
@@ -145,9 +146,8 @@ class Meeting:
         Raises:
             WeightUpdateError: The address is not this host's, or the port is taken.
         """
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            return socket.create_server((self.host, self.port), family=family)
+            return socket.create_server((self.host, self.port), family=address_family(self.host))
         except OSError as error:
             raise WeightUpdateError(
                 f"can't listen on {self.host}:{self.port} for the engines' workers: {error}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gymrl.actors.connecting import address_family
 from gymrl.errors import ServerDiedError, ServerStartError
 from gymrl.gym.policy_key import without_key
 from gymrl.gym.processes import GuardedProcess
@@ -99,7 +100,7 @@ class ReservedPort:
         self._socket: socket.socket | None = None
         candidates = [port] if port else random.sample(range(low, high + 1), high - low + 1)
         for candidate in candidates:
-            taken = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            taken = socket.socket(address_family(host))
             try:
                 # Without SO_REUSEADDR, so that a port that anybody else has is refused.
                 taken.bind((host, candidate))

@@ -32,6 +32,7 @@ import gymrl.torchrun
 from gymrl.errors import ConfigError, OutputError
 from gymrl.generation.model_loading import without_progress_bars
 from gymrl.generation.models import resolve_model
+from gymrl.generation.weight_transfer import whole
 from gymrl.recipes import checkpoint
 from gymrl.recipes.loss import OtherLogprobs, group_advantages, token_loss
 from gymrl.recipes.micro_batches import MicroBatch, Samples, token_micro_batches
@@ -220,7 +221,7 @@ class Trainer:
         norm: Any = torch.nn.utils.clip_grad_norm_(
             self.model.parameters(), self._config.max_grad_norm
         )
-        size = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        size = float(whole(norm))
         if not math.isfinite(size):
             raise FloatingPointError(
                 f"the gradient's norm is {size}, and would make every parameter so; nothing was "

@@ -5,8 +5,7 @@ import os
 import pytest
 import torch
 
-from gymrl.testing import build_tiny_model
-from tests.integration.vllm.engines import Models, Reference
+from tests.integration.vllm.conftest import first, models, second  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,22 +16,3 @@ def num_gpus() -> int:
     if count == 0:
         pytest.skip("torch sees no GPU; make gpu runs these where there is one")
     return count
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory) -> Models:
-    root = tmp_path_factory.mktemp("models")
-    return Models(
-        str(build_tiny_model(root / "first", seed=0)),
-        str(build_tiny_model(root / "second", seed=1)),
-    )
-
-
-@pytest.fixture(scope="session")
-def first(models) -> Reference:
-    return Reference(models.first)
-
-
-@pytest.fixture(scope="session")
-def second(models) -> Reference:
-    return Reference(models.second)
