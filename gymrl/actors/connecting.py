@@ -18,6 +18,7 @@ from gymrl.actors.failures import start_error
 from gymrl.actors.handle import ActorHandle
 from gymrl.actors.link import Caller
 from gymrl.actors.options import SpawnOptions
+from gymrl.addresses import address_family
 from gymrl.concurrency import OwnedTasks, deadline
 from gymrl.errors import (
     ActorClosedError,
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
     from gymrl.actors.streams import ActorStream
 
 logger = logging.getLogger(__name__)
-
-
-def address_family(host: str) -> socket.AddressFamily:
-    """IPv6 for an address with colons, IPv4 for any other."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class NodeHandle(ActorHandle):

@@ -14,10 +14,10 @@ from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.authentication import check_secret, prove_as_server
 from gymrl.actors.channel import Channel
 from gymrl.actors.codec import RoundTrip
-from gymrl.actors.connecting import address_family
 from gymrl.actors.expiry import fell_silent
 from gymrl.actors.options import SpawnOptions
 from gymrl.actors.service import ActorService, send_error
+from gymrl.addresses import address_family
 from gymrl.concurrency import OwnedTasks, deadline
 from gymrl.errors import (
     ActorError,

@@ -10,7 +10,7 @@ import typer
 from gymrl.actors import spawn
 from gymrl.cli.serving import HEALTH_EVERY_S, run_until_interrupted
 from gymrl.config import GenerationConfig, read_mapping
-from gymrl.generation.server import bound_socket
+from gymrl.generation.server import listening_socket
 from gymrl.generation.service import GenerationService
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ async def serve(config: GenerationConfig) -> None:
         ServerStartError: The address can't be listened on.
     """
     # Before the model is loaded, which may take minutes.
-    bound_socket(config.host, config.port).close()
+    listening_socket(config.host, config.port).close()
     async with spawn(GenerationService, in_process=True, config=config) as service:
         endpoint = await service.call("start")
         typer.echo(

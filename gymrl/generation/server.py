@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from gymrl.actors.connecting import address_family
+from gymrl.addresses import bound_socket
 from gymrl.browsers import guard, is_loopback
 from gymrl.concurrency import gather_bounded
 from gymrl.errors import GenerationRequestError, GymrlError, ServerStartError
@@ -51,36 +50,32 @@ from gymrl.generation.requests import (
 )
 from gymrl.generation.responses_stream import ResponseStream
 from gymrl.generation.streaming import ChatStream
+from gymrl.listening import Door
 
 if TYPE_CHECKING:
+    import socket
+
     from gymrl.generation.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 4096
-"""Connections that may wait to be accepted; the kernel's ``somaxconn`` caps it."""
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that nobody listens on yet.
 
     Raises:
         ServerStartError: The address is not this machine's, or the port is taken.
     """
-    bound = socket.socket(address_family(host), socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
+        return bound_socket(host, port)
     except OSError as error:
-        bound.close()
         is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
         remedy = "another port, or 0 for a free one" if is_port else "an address of this machine"
         raise ServerStartError(
             f"can't listen on {host}:{port}: {error.strerror or error}; choose {remedy}"
         ) from error
-    return bound
 
 
 class GenerationServer:
@@ -109,7 +104,7 @@ class GenerationServer:
         self._max_body_bytes = max_body_bytes
         self._ledgers = LedgerRoutes(LedgerBook() if ledgers is None else ledgers)
         self._runner: web.AppRunner | None = None
-        self._site: web.SockSite | None = None
+        self._door: Door | None = None
 
     async def start(self) -> str:
         """Listen.
@@ -120,32 +115,31 @@ class GenerationServer:
         Raises:
             ServerStartError: The address can't be listened on.
         """
-        listener = bound_socket(self._host, self._port)
+        bound = listening_socket(self._host, self._port)
         self._runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=5.0
         )
         await self._runner.setup()
-        self._site = web.SockSite(self._runner, listener, backlog=BACKLOG)
-        await self._site.start()
+        self._door = Door(self._runner, bound)
+        await self._door.open()
         if not is_loopback(self._host):
             logger.warning(
                 "the generation server listens on %s and asks for no key: whoever reaches it can use it",
                 self._host,
             )
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{listener.getsockname()[1]}/v1"
+        return f"http://{host}:{self._door.port}/v1"
 
     async def stop_listening(self) -> None:
         """Refuse new connections; calls in flight go on."""
-        if self._site is not None:
-            await self._site.stop()
-            self._site = None
+        if self._door is not None:
+            await self._door.close()
 
     async def close(self) -> None:
         """Stop; calls still in flight are cancelled after a grace of 5 s. Safe to call twice."""
-        self._site = None
         if self._runner is not None:
             runner, self._runner = self._runner, None
+            await self.stop_listening()
             await runner.cleanup()
 
     def _app(self) -> web.Application:

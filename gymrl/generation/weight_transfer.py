@@ -31,7 +31,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo
 
-from gymrl.actors.connecting import address_family
+from gymrl.addresses import address_family
 from gymrl.config import require
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.weights import GLOO_BACKEND, IPC_BACKEND, NCCL_BACKEND, TransferWeights

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from gymrl.addresses import bound_socket
 from gymrl.browsers import guard
 from gymrl.errors import ConfigError, ServerStartError
+from gymrl.listening import Door
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-BACKLOG = 4096
-"""Hundreds of rows connect at once; with a short queue some of them wait whole seconds."""
 
 _SHUTDOWN_S = 0.5
 
@@ -70,6 +69,7 @@ class Listener:
         self._app = app
         self._ports = ports
         self._runner: web.AppRunner | None = None
+        self._door: Door | None = None
         self._address: tuple[str, int] | None = None
 
     @property
@@ -97,14 +97,14 @@ class Listener:
         await runner.setup()
         self._runner = runner
         for port in self._ports.candidates():
-            site = web.TCPSite(runner, self._ports.host, port, backlog=BACKLOG)
             try:
-                await site.start()
+                self._door = Door(runner, bound_socket(self._ports.host, port))
+                await self._door.open()
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 continue
-            self._address = (self._ports.host, runner.addresses[-1][1])
+            self._address = (self._ports.host, self._door.port)
             return
         raise ServerStartError(
             f"no port from {self._ports.low} to {self._ports.high} is free on {self._ports.host}"
@@ -114,4 +114,6 @@ class Listener:
         """Stop listening and cancel what is being served. Safe to call twice."""
         runner, self._runner = self._runner, None
         if runner is not None:
+            if self._door is not None:
+                await self._door.close()
             await runner.cleanup()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gymrl.actors.connecting import address_family
+from gymrl.addresses import address_family
 from gymrl.errors import ServerDiedError, ServerStartError
 from gymrl.gym.policy_key import without_key
 from gymrl.gym.processes import GuardedProcess

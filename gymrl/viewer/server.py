@@ -12,8 +12,10 @@ import anyio
 import msgspec
 from aiohttp import web
 
+from gymrl.addresses import bound_socket
 from gymrl.browsers import is_loopback
 from gymrl.errors import ConfigError
+from gymrl.listening import Door
 from gymrl.viewer.access import Access
 from gymrl.viewer.handlers import Handlers, problems
 from gymrl.viewer.rollout_file import RolloutFile
@@ -102,14 +104,19 @@ async def open_viewer(
             shutdown_timeout=1.0,
         )
         await runner.setup()
+        door = None
         try:
-            host, port = await _listen(runner, options)
+            door = await _listen(runner, options)
+            port = door.port
+            host = socket.gethostname() if options.host in ("0.0.0.0", "::") else options.host
             access.begin(port, _names(options.host, port) if is_loopback(options.host) else None)
             shown = f"[{host}]" if ":" in host else host
             query = f"?token={options.token}" if options.token else ""
             yield Viewer(f"http://{shown}:{port}/{query}", file)
         finally:
             with anyio.CancelScope(shield=True):
+                if door is not None:
+                    await door.close()
                 await runner.cleanup()
 
 
@@ -133,19 +140,17 @@ async def _reports_of(path: Path, against: str | None) -> EvaluationReports | No
     return reports
 
 
-async def _listen(runner: web.AppRunner, options: ViewerOptions) -> tuple[str, int]:
+async def _listen(runner: web.AppRunner, options: ViewerOptions) -> Door:
     # "localhost" may be two addresses, and a free port of each would be another one.
     listen = "127.0.0.1" if options.host == "localhost" else options.host
-    site = web.TCPSite(runner, listen, options.port)
     try:
-        await site.start()
+        door = Door(runner, bound_socket(listen, options.port))
+        await door.open()
     except OSError as error:
         raise ConfigError(
             f"{options.host}:{options.port} can't be listened on: {error.strerror}", setting="port"
         ) from error
-    address = runner.addresses[0]
-    host = socket.gethostname() if options.host in ("0.0.0.0", "::") else options.host
-    return host, int(address[1])
+    return door
 
 
 def _names(host: str, port: int) -> list[str]:

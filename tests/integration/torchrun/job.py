@@ -292,20 +292,22 @@ def ages():
         for share in rollouts.stream(num_generations=8, groups_per_step=4, max_staleness=1):
             trajectories = [t for group in share.groups for t in group.trajectories]
             ages = share.token_ages(share.batch(pad_token_id=0))
+            numbers = [len({s.version for s in t.weight_versions}) for t in trajectories]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.1 if rollouts.version % 2 else 0.9)
+            known.append(whole_parameters(model, keep=True))
+            # While the next step's groups are generated.
+            rollouts.update_weights(model)
             say(
                 rank=rollouts.rank,
-                numbers=[len({s.version for s in t.weight_versions}) for t in trajectories],
+                numbers=numbers,
                 oldest=int(ages.max()),
                 metrics=share.metrics,
                 gap=max(_gap_by_version(directory, known, t) for t in trajectories[::8]),
             )
-            if rollouts.version == 3:
+            if rollouts.version == 40 or (rollouts.version > 3 and max(numbers) == 2):
                 break
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.mul_(1.1)
-            known.append(whole_parameters(model, keep=True))
-            rollouts.update_weights(model)
 
 
 def transfer():

@@ -20,7 +20,7 @@ def test_a_generation_that_ran_across_an_update_has_tokens_of_two_ages(launch, t
     job = launch("ages", build_word_model(tmp_path / "model", layers=1), ranks=0)
     assert job.code == 0, job.log
     steps = [facts for facts in job.said if "numbers" in facts]
-    assert len(steps) == 4
+    assert len(steps) >= 4
     assert max(number for step in steps for number in step["numbers"]) == 2
     assert max(step["gap"] for step in steps) < 1e-3
     metrics = [step["metrics"] for step in steps]

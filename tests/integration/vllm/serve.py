@@ -22,7 +22,7 @@ def serve(model: str, port: str, arguments: list[str]) -> None:
 
     sys.argv = ["serve", "--model", model, "--served-model-name", "tiny"]
     sys.argv += ["--host", "127.0.0.1", "--port", port, "--dtype", "float32"]
-    sys.argv += ["--max-model-len", "512", "--enforce-eager", "--disable-log-stats"]
+    sys.argv += ["--max-model-len", "512", "--enforce-eager"]
     sys.argv += ["--kv-cache-memory-bytes", str(32 << 20), "--uvicorn-log-level", "warning"]
     sys.argv += ["--distributed-executor-backend", "uni"]
     sys.argv += ["--logprobs-mode", "processed_logprobs", "--enable-server-load-tracking"]

@@ -1,5 +1,7 @@
 """Real vLLM servers by URL: two of them, one is killed, and comes back."""
 
+import re
+
 import aiohttp
 import anyio
 import anyio.to_thread
@@ -210,26 +212,46 @@ async def test_a_service_stands_before_servers_that_run_elsewhere(servers, model
     assert len(item["generation_token_ids"]) == len(item["generation_log_probs"]) > 0
 
 
+def load(port: int) -> int:
+    """Calls that a server is busy with."""
+    return msgspec.json.decode(get(port, "/load"))["server_load"]
+
+
+def finished(port: int) -> int:
+    """Requests that a server brought to an end of their own; those it gave up are not among them."""
+    counts = re.findall(rb"\nvllm:request_success_total\{.*\} (.+)", get(port, "/metrics"))
+    return sum(int(float(count)) for count in counts)
+
+
 async def test_cancelling_a_call_frees_the_server(generator, servers):
     """The server sees that the connection is gone, and aborts."""
+    long = SamplingParams(max_tokens=500, ignore_eos=True)
+    asked = 0
 
-    async def loads() -> list[int]:
-        answers = [await anyio.to_thread.run_sync(get, port, "/load") for port in servers.ports]
-        return [msgspec.json.decode(answer)["server_load"] for answer in answers]
+    async def all_of(read) -> list[int]:
+        return [await anyio.to_thread.run_sync(read, port) for port in servers.ports]
 
     async def ask() -> None:
-        await generator.generate(PROMPT, SamplingParams(max_tokens=500, ignore_eos=True))
+        nonlocal asked
+        while True:
+            asked += 1
+            await generator.generate(PROMPT, long)
 
-    with anyio.fail_after(30):
+    before = sum(await all_of(finished))
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             for _ in range(8):
                 group.start_soon(ask)
-            while await loads() != [4, 4]:  # noqa: ASYNC110 - another process
-                await anyio.sleep(0.01)
+            while 0 in await all_of(load):
+                pass
             group.cancel_scope.cancel()
         assert set(generator.in_flight.values()) == {0}
-        while await loads() != [0, 0]:  # noqa: ASYNC110 - another process
-            await anyio.sleep(0.01)
+        while await all_of(load) != [0, 0]:
+            pass
+        # One more on each server; what went on would end before it.
+        await gather_bounded(lambda _: generator.generate(PROMPT, long), range(2))
+        await anyio.sleep(0.5)
+        assert sum(await all_of(finished)) - before - 2 < asked
 
 
 async def test_closing_ends_calls_with_abort_and_what_they_have(generator):

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from aiohttp import web
 
+from gymrl.addresses import bound_socket
+from gymrl.listening import Door
+
 DATA = Path(__file__).parents[2] / "data" / "vllm"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -31,6 +34,7 @@ class FakeVllm:
         self.refusal = 401
         self._has_route = has_route_for_tokens
         self._runner: web.AppRunner | None = None
+        self._door: Door | None = None
         self.url = ""
 
     async def start(self, port: int = 0) -> None:
@@ -42,9 +46,9 @@ class FakeVllm:
         self.add_routes(app.router)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self._door = Door(self._runner, bound_socket("127.0.0.1", port))
+        await self._door.open()
+        self.url = f"http://127.0.0.1:{self._door.port}"
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """More of them, in a fake that has more."""
@@ -56,6 +60,7 @@ class FakeVllm:
     async def stop(self) -> None:
         if self._runner is not None:
             runner, self._runner = self._runner, None
+            await self._door.close()
             await runner.cleanup()
 
     @web.middleware
