@@ -1,7 +1,8 @@
 """Several hosts on one machine: network namespaces on a bridge, each with an address of its own.
 
 Needs root and iproute2. Processes of different hosts reach each other over the bridge only, so a
-host can be killed, or its cable pulled.
+host can be killed, or its cable pulled. The bridge is in a namespace too: the machine's own network
+stays as it is, and so do programs that start anew when it changes, as browsers do.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import IO
 
 ROOT = Path(__file__).parents[2]
 PORT = 29500
+_BRIDGE = "bridge"
 
 _number = itertools.count()
 
@@ -53,15 +55,15 @@ class Host:
         self.number = number
         self.address = f"10.203.0.{number + 1}"
         self._space = f"{prefix}-{number}"
-        self._cable = f"{prefix}v{number}"
+        self._switch = f"{prefix}-switch"
+        self._cable = f"cable{number}"
 
-    def open(self, bridge: str) -> None:
+    def open(self) -> None:
         """Make the namespace and plug it in."""
         _ip("netns", "add", self._space)
-        _ip(
-            "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self._space
-        )
-        _ip("link", "set", self._cable, "master", bridge, "up")
+        peer = ["type", "veth", "peer", "name", "eth0", "netns", self._space]
+        _ip("-n", self._switch, "link", "add", self._cable, *peer)
+        _ip("-n", self._switch, "link", "set", self._cable, "master", _BRIDGE, "up")
         _ip("-n", self._space, "addr", "add", f"{self.address}/24", "dev", "eth0")
         _ip("-n", self._space, "link", "set", "eth0", "up")
         _ip("-n", self._space, "link", "set", "lo", "up")
@@ -105,7 +107,7 @@ class Host:
 
     def unplug(self) -> None:
         """Pull the cable: nothing arrives any more, and nobody is told."""
-        _ip("link", "set", self._cable, "nomaster")
+        _ip("-n", self._switch, "link", "set", self._cable, "nomaster")
 
     def kill(self) -> None:
         """End every process of this host at once."""
@@ -127,16 +129,17 @@ class Host:
 def hosts(count: int) -> Iterator[list[Host]]:
     """So many hosts, plugged into one bridge; gone with all their processes at the end."""
     # A namespace that is deleted goes a while later: no two ever have the same name.
-    prefix = f"g{os.getpid() % 100000}x{next(_number)}"
-    bridge = f"{prefix}br"
+    prefix = f"gymrl{os.getpid()}x{next(_number)}"
+    switch = f"{prefix}-switch"
     made = [Host(prefix, number) for number in range(count)]
-    _ip("link", "add", bridge, "type", "bridge")
+    _ip("netns", "add", switch)
     try:
-        _ip("link", "set", bridge, "up")
+        _ip("-n", switch, "link", "add", _BRIDGE, "type", "bridge")
+        _ip("-n", switch, "link", "set", _BRIDGE, "up")
         for host in made:
-            host.open(bridge)
+            host.open()
         yield made
     finally:
         for host in made:
             host.close()
-        _ip("link", "del", bridge)
+        _ip("netns", "del", switch)
