@@ -63,9 +63,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         cls = type(self)
         given = {
-            field.name: value
-            for field in msgspec.structs.fields(cls)
-            if not _is_declared(value := getattr(self, field.name), field.type)
+            name: value
+            for name, settings in _settings_of(cls).items()
+            if not isinstance(value := getattr(self, name), settings)
         }
         try:
             typed = msgspec.convert(
@@ -133,11 +133,15 @@ def _fields_of(cls: type[Config]) -> type[msgspec.Struct]:
     return msgspec.defstruct(cls.__name__, [(field.name, field.type, None) for field in fields])
 
 
-def _is_declared(value: Any, kind: Any) -> bool:
-    """Whether a value is settings of a field's type, or of a class that derives from it."""
-    return isinstance(value, Config) and any(
-        isinstance(one, type) and isinstance(value, one) for one in _options(kind)
-    )
+@functools.cache
+def _settings_of(cls: type[Config]) -> dict[str, tuple[type[Config], ...]]:
+    """By field, the settings that its type names: such values were checked when they were built."""
+    return {
+        field.name: tuple(
+            one for one in _options(field.type) if isinstance(one, type) and issubclass(one, Config)
+        )
+        for field in msgspec.structs.fields(cls)
+    }
 
 
 def _type_error(cls: type[Config], error: msgspec.ValidationError) -> ConfigError:

@@ -1,8 +1,12 @@
+import sys
+import typing
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pytest
 
+from gymrl import settings
 from gymrl.config import (
     GenerationConfig,
     GymConfig,
@@ -256,16 +260,16 @@ def test_a_port_range_ends_where_ports_end():
 
 
 @pytest.mark.parametrize(
-    ("cls", "settings"),
+    ("cls", "values"),
     [
         (GymConfig, {"base_urls": ["http://127.0.0.1:1/v1", "https://user:sk-1234@policy/v1"]}),
         (GymConfig, {"registry_url": "http://sk-1234@registry:8000"}),
         (VllmConfig, {"base_urls": ["http://:sk-1234@node1:8000/v1"]}),
     ],
 )
-def test_a_key_in_an_address_is_refused_and_not_shown(cls, settings):
+def test_a_key_in_an_address_is_refused_and_not_shown(cls, values):
     with pytest.raises(ConfigError, match="Put the key") as caught:
-        cls(**settings)
+        cls(**values)
     assert "sk-1234" not in str(caught.value)
     assert GymConfig(base_urls=["http://127.0.0.1:1/v1/@scope"]).base_urls
 
@@ -290,3 +294,20 @@ def test_settings_of_a_class_that_derives_from_the_one_that_is_wanted_are_taken(
     assert GenerationConfig(model="m", vllm=own).vllm is own
     with pytest.raises(ConfigError, match="vllm: Expected"):
         GenerationConfig(model="m", vllm=GymConfig())
+
+
+def test_settings_that_are_built_for_every_call_read_no_annotations_again():
+    SamplingParams(seed=1)
+    files = set()
+
+    def note(frame, event, arg):
+        if event == "call":
+            files.add(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        SamplingParams(seed=2)
+    finally:
+        sys.setprofile(None)
+    assert settings.__file__ in files
+    assert not files & {typing.__file__, msgspec.structs.__file__}
