@@ -17,6 +17,7 @@ import msgspec
 
 from gymrl.errors import GenerationRequestError
 from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
+from gymrl.generation.refused_fields import shown
 from gymrl.generation.request_content import content_parts, content_text
 from gymrl.generation.requests import (
     ChatMessage,
@@ -25,6 +26,7 @@ from gymrl.generation.requests import (
     TokenizeRequest,
     check_text_format,
     check_tool_choice,
+    template_variables,
 )
 from gymrl.generation.responses_api import chat_tool
 
@@ -67,7 +69,9 @@ def conversation_of(request: ChatRequest | TokenizeRequest) -> Conversation:
         tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or [])],
         may_call=check_tool_choice(getattr(request, "tool_choice", None)),
         prefixes=prefixes,
-        template_kwargs=request.chat_template_kwargs,
+        template_kwargs=template_variables(
+            request.chat_template_kwargs, getattr(request, "reasoning_effort", None)
+        ),
     )
 
 
@@ -75,7 +79,7 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:
         raise GenerationRequestError(
-            f"{where}.role={message.role!r}: known roles are {', '.join(_ROLES)}",
+            f"{where}.role={shown(message.role)}: known roles are {', '.join(_ROLES)}",
             param=f"{where}.role",
         )
     read = content_text if role == "assistant" else content_parts

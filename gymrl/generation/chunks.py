@@ -11,13 +11,15 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 import msgspec
+from aiohttp import web
+
+from gymrl.generation.http_errors import Told, told
 
 if TYPE_CHECKING:
-    from aiohttp import web
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from gymrl.generation.base import TokenCallback
@@ -31,16 +33,60 @@ class ClientGoneError(ConnectionError):
     """Nobody reads the answer any more."""
 
 
-async def send(response: web.StreamResponse, data: bytes) -> None:
-    """Write to the client.
+class Events(Protocol):
+    """Where the events of an answer go."""
 
-    Raises:
-        ClientGoneError: It is gone.
+    @property
+    def path(self) -> str:
+        """Of the request."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client was sent anything."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Write to the client."""
+        ...
+
+
+class EventStream:
+    """An answer of server-sent events, opened by the first of them.
+
+    Until then a failure has a status of its own, which is what clients look at before they try again.
+
+    Args:
+        request: What is answered.
     """
-    try:
-        await response.write(data)
-    except ConnectionError as error:
-        raise ClientGoneError(str(error)) from error
+
+    def __init__(self, request: web.Request) -> None:
+        self.response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+        self.response.content_type = "text/event-stream"
+        self._request = request
+
+    @property
+    def path(self) -> str:
+        """Of the request."""
+        return self._request.path
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client was sent anything."""
+        return self.response.prepared
+
+    async def send(self, data: bytes) -> None:
+        """Write to the client.
+
+        Raises:
+            ClientGoneError: It is gone.
+        """
+        try:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            await self.response.write(data)
+        except ConnectionError as error:
+            raise ClientGoneError(str(error)) from error
 
 
 def putting(stream: MemoryObjectSendStream[T]) -> Callable[[T], None]:
@@ -92,36 +138,39 @@ class _Sampled(Generic[T]):
     sample: T
 
 
-async def write_chunks(response: web.StreamResponse, chunks: Chunks[T]) -> None:
+async def write_chunks(stream: Events, chunks: Chunks[T]) -> None:
     """Sample every choice and write its chunks; cancelling ends the generations.
 
     Args:
-        response: Its headers are sent.
+        stream: Where they go.
         chunks: What is sampled and how it is written.
 
     Raises:
         ClientGoneError: The client is gone.
+        Exception: What went wrong before the first event.
     """
     samples: dict[int, T] = {}
 
-    async def tell(error: Exception) -> None:
-        shown = {"message": str(error), "type": type(error).__name__, "param": None}
-        await _write(response, {"error": shown})
+    async def tell(error: Told) -> None:
+        await _write(stream, {"error": error.fields})
 
-    if not await write_or_tell(lambda: _write_choices(response, chunks, samples), tell):
+    if not await write_or_tell(stream, lambda: _write_choices(stream, chunks, samples), tell):
         return
     if chunks.usage is not None:
         usage = chunks.usage([samples[index] for index in range(chunks.num_choices)])
-        await _write(response, {**chunks.envelope, "choices": [], "usage": usage})
-    await send(response, b"data: [DONE]\n\n")
+        await _write(stream, {**chunks.envelope, "choices": [], "usage": usage})
+    await stream.send(b"data: [DONE]\n\n")
 
 
 async def write_or_tell(
-    write: Callable[[], Awaitable[None]], tell: Callable[[Exception], Awaitable[None]]
+    stream: Events,
+    write: Callable[[], Awaitable[None]],
+    tell: Callable[[Told], Awaitable[None]],
 ) -> bool:
-    """Write events; an error is sent as one of its own, as there is no status left to tell it with.
+    """Write events; an error after the first is one of its own, as there is no status left to tell it with.
 
     Args:
+        stream: Where they go.
         write: Writes the events.
         tell: Writes the event of an error.
 
@@ -130,6 +179,7 @@ async def write_or_tell(
 
     Raises:
         ClientGoneError: The client is gone.
+        Exception: What went wrong before the first event.
     """
     failed: list[Exception] = []
     is_gone = False
@@ -137,19 +187,20 @@ async def write_or_tell(
         await write()
     except* ClientGoneError:
         is_gone = True
-    except* Exception as errors:
+    except* Exception as errors:  # noqa: BLE001 - raised or told below
         failed.extend(errors.exceptions)
-        logger.exception("a streamed generation failed")
     if is_gone:
         raise ClientGoneError("the client of a stream is gone")
-    if failed:
-        await tell(failed[0])
-    return not failed
+    if not failed:
+        return True
+    if not stream.is_open:
+        raise failed[0]
+    logger.error("a streamed generation failed", exc_info=failed[0])
+    await tell(told(failed[0], stream.path))
+    return False
 
 
-async def _write_choices(
-    response: web.StreamResponse, chunks: Chunks[T], samples: dict[int, T]
-) -> None:
+async def _write_choices(stream: Events, chunks: Chunks[T], samples: dict[int, T]) -> None:
     sending: MemoryObjectSendStream[_Token | _Sampled[T]]
     receive: MemoryObjectReceiveStream[_Token | _Sampled[T]]
     sending, receive = anyio.create_memory_object_stream(math.inf)
@@ -166,17 +217,20 @@ async def _write_choices(
     async with sending, receive, anyio.create_task_group() as group:
         for index in range(chunks.num_choices):
             group.start_soon(sample, index)
+        event = await receive.receive()
         for index in range(chunks.num_choices):
-            await _write(response, {**chunks.envelope, **chunks.opening(index)})
-        while len(samples) < chunks.num_choices:
-            event = await receive.receive()
+            await _write(stream, {**chunks.envelope, **chunks.opening(index)})
+        while True:
             if isinstance(event, _Sampled):
                 samples[event.index] = event.sample
                 choice = chunks.last(event.index, event.sample)
             else:
                 choice = chunks.token(event.index, event.token_id, event.logprob)
-            await _write(response, {**chunks.envelope, "choices": [choice]})
+            await _write(stream, {**chunks.envelope, "choices": [choice]})
+            if len(samples) == chunks.num_choices:
+                return
+            event = await receive.receive()
 
 
-async def _write(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await send(response, b"data: " + msgspec.json.encode(event) + b"\n\n")
+async def _write(stream: Events, event: dict[str, Any]) -> None:
+    await stream.send(b"data: " + msgspec.json.encode(event) + b"\n\n")

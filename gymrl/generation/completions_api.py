@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from gymrl.config import SamplingParams
 from gymrl.errors import GenerationRequestError
+from gymrl.generation import refused_fields
 from gymrl.generation.answer_stream import TextStream
 from gymrl.generation.chat_api import MAX_CHOICES, choice_sampling
 from gymrl.generation.chunks import Chunks, write_chunks
@@ -23,9 +25,8 @@ from gymrl.generation.requests import SampledRequest, StreamOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp import web
-
     from gymrl.generation.base import Generated, TokenCallback
+    from gymrl.generation.chunks import Events
     from gymrl.generation.ledger import RolloutLedger
     from gymrl.generation.policy import Policy
 
@@ -49,6 +50,9 @@ class CompletionRequest(SampledRequest, kw_only=True):
         include_stop_str_in_output: Keep the stop text, and what came with it, in the text.
         suffix: Must be empty.
     """
+
+    refused: ClassVar[refused_fields.Neutral] = refused_fields.COMPLETIONS
+    called_here: ClassVar[Mapping[str, str]] = refused_fields.IN_COMPLETIONS
 
     prompt: str | list[int | str | list[int]]
     max_tokens: int | None = None
@@ -267,7 +271,7 @@ class Completions:
         text: str = self._policy.chat.tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
-    async def write(self, response: web.StreamResponse) -> None:
+    async def write(self, stream: Events) -> None:
         """Sample every choice and write its chunks; cancelling ends the generations.
 
         An error after the first chunk is sent as an event of its own, as there is no status left
@@ -286,7 +290,7 @@ class Completions:
             last=lambda index, generated: self._last(texts[index], index, generated),
             usage=self._usage if options is not None and options.include_usage else None,
         )
-        await write_chunks(response, chunks)
+        await write_chunks(stream, chunks)
 
     def _opening(self, index: int) -> dict[str, Any]:
         ids = {"prompt_token_ids": self.jobs[index].prompt_ids}

@@ -7,7 +7,7 @@ what went wrong.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -18,6 +18,7 @@ from gymrl.errors import (
     GenerationRequestError,
     GenerationTransportError,
     GeneratorDiedError,
+    GymrlError,
     MediaError,
     MediaFetchError,
     PrefixError,
@@ -26,6 +27,9 @@ from gymrl.generation.deferred import LoadFailedError, NotReadyError
 from gymrl.generation.policy import ServerClosingError
 
 INVALID = "invalid_request_error"
+
+MAX_MESSAGE_CHARS = 4096
+"""A request's own text is in some messages; whatever it holds, an answer stays short."""
 
 _UNAVAILABLE = (
     ServerClosingError,
@@ -54,14 +58,32 @@ def json_answer(value: Any) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def error_answer(
-    status: int, message: str, kind: str, param: str | None = None, code: str | None = None
-) -> web.Response:
+class Told(NamedTuple):
+    """An error as the API tells it."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None = None
+    code: str | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """In OpenAI's shape."""
+        is_long = len(self.message) > MAX_MESSAGE_CHARS
+        message = f"{self.message[:MAX_MESSAGE_CHARS]}..." if is_long else self.message
+        return {"message": message, "type": self.kind, "param": self.param, "code": self.code}
+
+    def answer(self) -> web.Response:
+        """As an answer of its own."""
+        answer = json_answer({"error": self.fields})
+        answer.set_status(self.status)
+        return answer
+
+
+def error_answer(status: int, message: str, kind: str) -> web.Response:
     """A JSON answer that tells of an error."""
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    answer = json_answer({"error": error})
-    answer.set_status(status)
-    return answer
+    return Told(status, message, kind).answer()
 
 
 def status_answer(error: web.HTTPException, request: web.Request) -> web.Response:
@@ -73,28 +95,39 @@ def status_answer(error: web.HTTPException, request: web.Request) -> web.Respons
     return answer
 
 
-def known_answer(error: Exception) -> web.Response | None:
-    """The answer to an error that says what is wrong; None: it is the server's own fault."""
+def told(error: Exception, path: str) -> Told:
+    """An error as the API tells it: what is wrong with the request, or 500 and what went wrong.
+
+    Args:
+        error: What was raised.
+        path: Of the request: the routes call what they are asked by different names.
+    """
     match error:
         case ContextOverflowError():
-            return error_answer(400, str(error), INVALID, "input", "context_length_exceeded")
+            return Told(400, str(error), INVALID, _asked(path), "context_length_exceeded")
         case PrefixError():
-            return error_answer(400, str(error), INVALID, "input", "prefix_rewritten")
+            return Told(400, str(error), INVALID, _asked(path), "prefix_rewritten")
         case UnknownModelError():
-            return error_answer(404, str(error), INVALID, "model", "model_not_found")
+            return Told(404, str(error), INVALID, "model", "model_not_found")
         case BodyTooLargeError():
-            return error_answer(413, str(error), INVALID)
+            return Told(413, str(error), INVALID)
         case MediaError():
-            return error_answer(400, str(error), INVALID, "input", "image_refused")
-        case BrokenBodyError():
-            answer = error_answer(400, str(error), INVALID)
-            answer.force_close()
-            return answer
+            return Told(400, str(error), INVALID, _asked(path), "image_refused")
         case GenerationRequestError():
-            return error_answer(400, str(error), INVALID, error.param)
+            param = _asked(path) if error.param == "input" else error.param
+            return Told(400, str(error), INVALID, param)
         case ConfigError():
-            return error_answer(400, str(error), INVALID, error.setting)
+            return Told(400, str(error), INVALID, error.setting)
         case _ if isinstance(error, _UNAVAILABLE):
-            return error_answer(503, str(error), type(error).__name__)
+            return Told(503, str(error), type(error).__name__)
+        case GymrlError() | ConnectionError():
+            return Told(500, str(error), type(error).__name__)
         case _:
-            return None
+            return Told(500, f"{type(error).__name__}: {error}", type(error).__name__)
+
+
+def _asked(path: str) -> str:
+    """How a route calls what it is asked."""
+    if path.endswith(("/chat/completions", "/tokenize")):
+        return "messages"
+    return "prompt" if path.endswith("/completions") else "input"

@@ -16,6 +16,7 @@ import msgspec
 
 from gymrl.config import SamplingParams
 from gymrl.errors import GenerationRequestError
+from gymrl.generation import refused_fields
 from gymrl.generation.request_content import Content, Part
 
 RequestT = TypeVar("RequestT", bound="SampledRequest")
@@ -24,50 +25,12 @@ MAX_STOP_TEXTS = 256
 MAX_STOP_CHARS = 16384
 """All stop texts of a call together. Each is looked for after each token, in the thread that decodes for all."""
 
-Neutral = Mapping[str, tuple[Any, ...]]
-"""Fields by name, each with the values at which it does nothing."""
-
-_NO_SAMPLING: Neutral = {
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
-    "best_of": (None, 1),
-    "frequency_penalty": (None, 0),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "length_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "logits_processors": (None, []),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_detection": (None,),
-    "repetition_penalty": (None, 1),
-    "structured_outputs": (None,),
-    "thinking_token_budget": (None,),
-    "typical_p": (None, 1),
-    "use_beam_search": (None, False),
-}
-_NO_PROMPT: Neutral = {
-    "chat_template": (None,),
-    "continue_final_message": (None, False),
-    "documents": (None, []),
-    "kv_transfer_params": (None, {}),
-    "truncate_prompt_tokens": (None,),
-}
 _NO_VARIABLES = frozenset(
     {"conversation", "messages", "tools", "add_generation_prompt", "continue_final_message"}
     | {"chat_template", "tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length"}
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask"}
 )
 """Not the template's to read: transformers takes them, a program in place of the template among them."""
-
-_NO_ANSWER: Neutral = {
-    "echo": (None, False),
-    "prompt_logprobs": (None,),
-    "top_logprobs": (None, 0),
-}
 
 
 class InputItem(msgspec.Struct):
@@ -118,11 +81,13 @@ class SampledRequest(msgspec.Struct, kw_only=True):
     """What the APIs that sample share.
 
     Attributes:
-        unsupported: Fields that this server does not have, and refuses where they would do
+        refused: Fields that this server does not have, and refuses where they would do
             something.
+        called_here: What fields of other APIs are called on this route.
     """
 
-    unsupported: ClassVar[Neutral] = {**_NO_SAMPLING, **_NO_PROMPT, **_NO_ANSWER}
+    refused: ClassVar[refused_fields.Neutral] = refused_fields.SAMPLED
+    called_here: ClassVar[Mapping[str, str]] = {}
 
     model: str | None = None
     temperature: float | None = None
@@ -176,11 +141,8 @@ class SampledRequest(msgspec.Struct, kw_only=True):
 class ResponsesRequest(SampledRequest, kw_only=True):
     """``POST /v1/responses``."""
 
-    unsupported: ClassVar[Neutral] = {
-        **SampledRequest.unsupported,
-        "conversation": (None,),
-        "prompt": (None,),
-    }
+    refused: ClassVar[refused_fields.Neutral] = refused_fields.RESPONSES
+    called_here: ClassVar[Mapping[str, str]] = refused_fields.IN_RESPONSES
 
     input: str | list[InputItem]
     instructions: str | None = None
@@ -202,15 +164,8 @@ class StreamOptions(msgspec.Struct):
 class ChatRequest(SampledRequest, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    unsupported: ClassVar[Neutral] = {
-        **SampledRequest.unsupported,
-        "add_generation_prompt": (None, True),
-        "audio": (None,),
-        "function_call": (None, "none", "auto"),
-        "functions": (None, []),
-        "modalities": (None, [], ["text"]),
-        "web_search_options": (None,),
-    }
+    refused: ClassVar[refused_fields.Neutral] = refused_fields.CHAT
+    called_here: ClassVar[Mapping[str, str]] = refused_fields.IN_CHAT
 
     messages: list[ChatMessage]
     max_tokens: int | None = None
@@ -218,14 +173,28 @@ class ChatRequest(SampledRequest, kw_only=True):
     n: int | None = None
     logprobs: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    reasoning_effort: str | None = None
     response_format: dict[str, Any] | None = None
     stream_options: StreamOptions | None = None
 
+    @property
+    def limit(self) -> tuple[int | None, str]:
+        """Of the sampled tokens, and the field that says it; the newer of the two counts."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """``POST /tokenize``: a conversation, or a text."""
+    """``POST /tokenize``: a conversation, or a text.
 
-    unsupported: ClassVar[Neutral] = _NO_PROMPT
+    Attributes:
+        add_special_tokens: Of a text: put around it what the tokenizer puts there; on unless it is
+            false, as in ``/v1/completions``. A conversation has those that its template writes.
+    """
+
+    refused: ClassVar[refused_fields.Neutral] = refused_fields.NO_PROMPT
+    called_here: ClassVar[Mapping[str, str]] = {}
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -302,11 +271,7 @@ def convert(values: Mapping[str, Any], cls: type[RequestT] | type[TokenizeReques
         text = str(error)
         found = re.search(r"at `\$\.?(.*)`$", text) or re.search(r"field `(.*)`$", text)
         raise GenerationRequestError(text, param=found[1] if found else None) from None
-    for name, neutral in cls.unsupported.items():
-        if values.get(name) not in neutral:
-            raise GenerationRequestError(
-                f"{name}={values[name]!r} is not supported by this server; leave it out", param=name
-            )
+    refused_fields.refuse(values, cls.refused, cls.called_here)
     for name in sorted(_NO_VARIABLES.intersection(request.chat_template_kwargs or ())):
         raise GenerationRequestError(
             f"chat_template_kwargs.{name} is no variable of a template; leave it out",
@@ -326,22 +291,39 @@ def check_tool_choice(choice: Any) -> bool:
     if choice == "none":
         return False
     raise GenerationRequestError(
-        f"tool_choice={choice!r} needs constrained decoding, which this server does not have; "
+        f"tool_choice={refused_fields.shown(choice)} needs constrained decoding, which this server does not have; "
         "use 'auto' or 'none'",
         param="tool_choice",
     )
 
 
-def check_text_format(format_: Mapping[str, Any] | None, param: str) -> None:
+def check_text_format(format_: Any, param: str) -> None:
     """Refuse structured output.
 
     Raises:
         GenerationRequestError: The format is anything but plain text.
     """
-    kind = (format_ or {}).get("type")
-    if kind not in (None, "text"):
+    kind = format_.get("type") if isinstance(format_, dict) else format_
+    if format_ and kind != "text":
         raise GenerationRequestError(
-            f"{param}: the format {kind!r} needs constrained decoding, which this server does not "
-            "have; ask for it in the prompt",
+            f"{param}: the format {refused_fields.shown(kind)} needs constrained decoding, which this "
+            "server does not have; ask for it in the prompt",
             param=param,
         )
+
+
+def template_variables(
+    variables: Mapping[str, Any] | None, effort: str | None
+) -> dict[str, Any] | None:
+    """Variables of the chat template: the request's own, and what an effort of reasoning means there.
+
+    As vLLM has it: a template reads `reasoning_effort`, or `enable_thinking`, or neither.
+
+    Args:
+        variables: The request's `chat_template_kwargs`; they have the last word.
+        effort: ``none``, ``low``, ...; None: the request does not say.
+    """
+    if effort is None:
+        return None if variables is None else dict(variables)
+    meant = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return {**meant, **(variables or {})}

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import GenerationRequestError
 from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
+from gymrl.generation.refused_fields import shown
 from gymrl.generation.request_content import content_parts, content_text
 from gymrl.generation.requests import (
     InputItem,
     ResponsesRequest,
     check_text_format,
     check_tool_choice,
+    template_variables,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ LOGPROBS = "message.output_text.logprobs"
 """What `include` names for the log-probabilities of texts."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_KINDS = {str: "a text", dict: "an object"}
 
 
 def check_request(request: ResponsesRequest) -> None:
@@ -48,7 +51,13 @@ def check_request(request: ResponsesRequest) -> None:
             "background: this server answers while the client waits; leave it out",
             param="background",
         )
-    check_text_format((request.text or {}).get("format"), "text.format")
+    text = request.text or {}
+    check_text_format(text.get("format"), "text.format")
+    if text.get("verbosity") not in (None, "medium"):
+        raise GenerationRequestError(
+            f"text.verbosity={shown(text['verbosity'])} is not supported by this server; ask for it in the prompt",
+            param="text.verbosity",
+        )
 
 
 def conversation_of(request: ResponsesRequest) -> Conversation:
@@ -74,8 +83,17 @@ def conversation_of(request: ResponsesRequest) -> Conversation:
         tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or [])],
         may_call=check_tool_choice(request.tool_choice),
         prefixes=builder.prefixes,
-        template_kwargs=request.chat_template_kwargs,
+        template_kwargs=template_variables(request.chat_template_kwargs, _effort(request)),
     )
+
+
+def _effort(request: ResponsesRequest) -> str | None:
+    effort = (request.reasoning or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise GenerationRequestError(
+            f"reasoning.effort={shown(effort)} must be a text", param="reasoning.effort"
+        )
+    return effort
 
 
 class _MessageBuilder:
@@ -108,7 +126,7 @@ class _MessageBuilder:
             self._take_reasoning(item, where)
         else:
             raise GenerationRequestError(
-                f"{where}.type={item.type!r}: known types are message, function_call, "
+                f"{where}.type={shown(item.type)}: known types are message, function_call, "
                 "function_call_output and reasoning",
                 param=f"{where}.type",
             )
@@ -127,12 +145,11 @@ class _MessageBuilder:
         role = _ROLES.get(item.role or "")
         if role is None:
             raise GenerationRequestError(
-                f"{where}.role={item.role!r}: known roles are {', '.join(_ROLES)}",
+                f"{where}.role={shown(item.role)}: known roles are {', '.join(_ROLES)}",
                 param=f"{where}.role",
             )
         if role != "assistant":
-            shown = content_parts(item.content, f"{where}.content")
-            self.add({"role": role, "content": shown})
+            self.add({"role": role, "content": content_parts(item.content, f"{where}.content")})
             return
         content = content_text(item.content, f"{where}.content")
         if self._turn is not None and ("content" in self._turn or "tool_calls" in self._turn):
@@ -164,16 +181,23 @@ def chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """A tool in chat-completions form, from either form.
 
     Raises:
-        GenerationRequestError: It is no function tool, or has no name.
+        GenerationRequestError: It is no function tool, has no name, or its description or parameters are
+            of the wrong type.
     """
     if tool.get("type") != "function":
         raise GenerationRequestError(
-            f"{where}.type={tool.get('type')!r}: only function tools are supported",
+            f"{where}.type={shown(tool.get('type'))}: only function tools are supported",
             param=f"{where}.type",
         )
     function = tool.get("function") or tool
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise GenerationRequestError(f"{where}.name is missing", param=f"{where}.name")
+    for field, kind in (("description", str), ("parameters", dict)):
+        value = function.get(field)
+        if value is not None and not isinstance(value, kind):
+            raise GenerationRequestError(
+                f"{where}.{field}={shown(value)} must be {_KINDS[kind]}", param=f"{where}.{field}"
+            )
     return {
         "type": "function",
         "function": {

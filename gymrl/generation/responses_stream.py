@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from gymrl.generation.chunks import putting, send, write_or_tell
+from gymrl.generation.chunks import putting, write_or_tell
 from gymrl.generation.responses_api import included_logprobs, opened_response, response_of
 
 if TYPE_CHECKING:
-    from aiohttp import web
     from anyio.streams.memory import MemoryObjectSendStream
 
     from gymrl.generation.answer_stream import AnswerStream, Piece
     from gymrl.generation.base import SamplingParams
+    from gymrl.generation.chunks import Events
+    from gymrl.generation.http_errors import Told
     from gymrl.generation.policy import Completion, Conversation, Policy
     from gymrl.generation.requests import ResponsesRequest
 
@@ -105,37 +106,44 @@ class ResponseStream:
         self._message: _Message | None = None
         self._number = 0
 
-    async def write(self, response: web.StreamResponse, sampling: SamplingParams) -> None:
+    async def write(self, stream: Events, sampling: SamplingParams) -> None:
         """Sample and write the events; cancelling ends the generation.
 
         An error after the first event is sent as an event of its own, as there is no status left
         to tell it with.
         """
 
-        async def tell(error: Exception) -> None:
-            fields = {"code": type(error).__name__, "message": str(error), "param": None}
-            await self._write(response, "error", **fields)
+        async def tell(error: Told) -> None:
+            fields = error.fields
+            kind = fields.pop("type")
+            fields["code"] = fields["code"] or kind
+            await self._write(stream, "error", **fields)
 
-        await write_or_tell(lambda: self._write_events(response, sampling), tell)
+        await write_or_tell(stream, lambda: self._write_events(stream, sampling), tell)
 
-    async def _write_events(self, response: web.StreamResponse, sampling: SamplingParams) -> None:
-        await self._write(response, "response.created", response=self._opened)
-        await self._write(response, "response.in_progress", response=self._opened)
+    async def _write_events(self, stream: Events, sampling: SamplingParams) -> None:
         answer = self._policy.answer_stream(self._prompt_ids, self._conversation, sampling)
-        completion = await self._sample(response, sampling, answer)
-        await self._write_piece(response, answer.finish(completion.parsed))
-        await self._write_completion(response, completion)
+        completion = await self._sample(stream, sampling, answer)
+        await self._write_piece(stream, answer.finish(completion.parsed))
+        await self._write_completion(stream, completion)
 
     async def _sample(
-        self, response: web.StreamResponse, sampling: SamplingParams, answer: AnswerStream
+        self, stream: Events, sampling: SamplingParams, answer: AnswerStream
     ) -> Completion:
         sending, receive = anyio.create_memory_object_stream[int](math.inf)
         completions: list[Completion] = []
         async with receive, anyio.create_task_group() as group:
             group.start_soon(self._sample_into, completions, sampling, sending)
             async for token_id in receive:
-                await self._write_piece(response, answer.push(token_id))
+                await self._open_response(stream)
+                await self._write_piece(stream, answer.push(token_id))
+        await self._open_response(stream)
         return completions[0]
+
+    async def _open_response(self, stream: Events) -> None:
+        if not stream.is_open:
+            await self._write(stream, "response.created", response=self._opened)
+            await self._write(stream, "response.in_progress", response=self._opened)
 
     async def _sample_into(
         self,
@@ -153,51 +161,47 @@ class ResponseStream:
             )
             completions.append(completion)
 
-    async def _write_piece(self, response: web.StreamResponse, piece: Piece) -> None:
+    async def _write_piece(self, stream: Events, piece: Piece) -> None:
         if piece.reasoning:
             if self._reasoning is None:
                 self._reasoning = _Reasoning()
-                await self._open(response, self._reasoning)
-            await self._write_delta(response, self._reasoning, piece.reasoning)
+                await self._open(stream, self._reasoning)
+            await self._write_delta(stream, self._reasoning, piece.reasoning)
         if piece.content:
-            await self._write_delta(response, await self._opened_message(response), piece.content)
+            await self._write_delta(stream, await self._opened_message(stream), piece.content)
 
-    async def _opened_message(self, response: web.StreamResponse) -> _Message:
+    async def _opened_message(self, stream: Events) -> _Message:
         if self._message is None:
-            await self._close_reasoning(response)
+            await self._close_reasoning(stream)
             self._message = _Message(0 if self._reasoning is None else 1)
-            await self._open(response, self._message)
+            await self._open(stream, self._message)
         return self._message
 
-    async def _close_reasoning(self, response: web.StreamResponse) -> None:
+    async def _close_reasoning(self, stream: Events) -> None:
         """Something follows it, so it is not the item that carries the tokens."""
         item = self._reasoning
         if item is not None:
-            await self._write_end(response, item, item.part())
+            await self._write_end(stream, item, item.part())
             done = {**item.opened(), "summary": [item.part()]}
-            await self._write(response, _DONE, output_index=item.index, item=done)
+            await self._write(stream, _DONE, output_index=item.index, item=done)
 
-    async def _open(self, response: web.StreamResponse, item: _Message | _Reasoning) -> None:
-        await self._write(response, _ADDED, output_index=item.index, item=item.opened())
-        await self._write(response, f"{item.part_events}.added", **item.place, part=item.part())
+    async def _open(self, stream: Events, item: _Message | _Reasoning) -> None:
+        await self._write(stream, _ADDED, output_index=item.index, item=item.opened())
+        await self._write(stream, f"{item.part_events}.added", **item.place, part=item.part())
 
-    async def _write_delta(
-        self, response: web.StreamResponse, item: _Message | _Reasoning, text: str
-    ) -> None:
+    async def _write_delta(self, stream: Events, item: _Message | _Reasoning, text: str) -> None:
         item.text += text
-        await self._write(
-            response, f"{item.events}.delta", **item.place, delta=text, **item.logprobs
-        )
+        await self._write(stream, f"{item.events}.delta", **item.place, delta=text, **item.logprobs)
 
     async def _write_end(
-        self, response: web.StreamResponse, item: _Message | _Reasoning, part: dict[str, Any]
+        self, stream: Events, item: _Message | _Reasoning, part: dict[str, Any]
     ) -> None:
         await self._write(
-            response, f"{item.events}.done", **item.place, text=item.text, **item.logprobs
+            stream, f"{item.events}.done", **item.place, text=item.text, **item.logprobs
         )
-        await self._write(response, f"{item.part_events}.done", **item.place, part=part)
+        await self._write(stream, f"{item.part_events}.done", **item.place, part=part)
 
-    async def _write_completion(self, response: web.StreamResponse, completion: Completion) -> None:
+    async def _write_completion(self, stream: Events, completion: Completion) -> None:
         logprobs = included_logprobs(self._request, completion, self._policy.chat)
         whole = response_of(self._request, completion, self._policy.model_name, logprobs)
         whole |= {key: self._opened[key] for key in ("id", "created_at")}
@@ -206,30 +210,28 @@ class ResponseStream:
                 item["id"] = item["id"] if self._reasoning is None else self._reasoning.item_id
                 continue  # closed when what follows it begins
             if item["type"] == "message":
-                message = await self._opened_message(response)
+                message = await self._opened_message(stream)
                 item["id"] = message.item_id
-                await self._write_end(response, message, item["content"][0])
+                await self._write_end(stream, message, item["content"][0])
             else:
                 if self._message is None and index == (self._reasoning is not None):
-                    await self._close_reasoning(response)
-                await self._write_call(response, index, item)
-            await self._write(response, _DONE, output_index=index, item=item)
-        await self._write(response, f"response.{whole['status']}", response=whole)
+                    await self._close_reasoning(stream)
+                await self._write_call(stream, index, item)
+            await self._write(stream, _DONE, output_index=index, item=item)
+        await self._write(stream, f"response.{whole['status']}", response=whole)
 
-    async def _write_call(
-        self, response: web.StreamResponse, index: int, item: dict[str, Any]
-    ) -> None:
+    async def _write_call(self, stream: Events, index: int, item: dict[str, Any]) -> None:
         opened = {"id": item["id"], "type": "function_call", "call_id": item["call_id"]}
         opened |= {"name": item["name"], "arguments": "", "status": "in_progress"}
         place = {"item_id": item["id"], "output_index": index}
         told = {"arguments": item["arguments"], "name": item["name"]}
         events = "response.function_call_arguments"
-        await self._write(response, _ADDED, output_index=index, item=opened)
-        await self._write(response, f"{events}.delta", **place, delta=item["arguments"])
-        await self._write(response, f"{events}.done", **place, **told)
+        await self._write(stream, _ADDED, output_index=index, item=opened)
+        await self._write(stream, f"{events}.delta", **place, delta=item["arguments"])
+        await self._write(stream, f"{events}.done", **place, **told)
 
-    async def _write(self, out: web.StreamResponse, kind: str, /, **fields: Any) -> None:
+    async def _write(self, stream: Events, kind: str, /, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         data = msgspec.json.encode(event)
-        await send(out, b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n")
+        await stream.send(b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n")

@@ -23,10 +23,10 @@ from aiohttp import web
 from gymrl.addresses import bound_socket
 from gymrl.browsers import guard, is_loopback
 from gymrl.concurrency import gather_bounded
-from gymrl.errors import GenerationRequestError, GymrlError, ServerStartError
+from gymrl.errors import GenerationRequestError, ServerStartError
 from gymrl.generation import chat_api, responses_api
 from gymrl.generation.base import SamplingParams, fault_of, token_budget
-from gymrl.generation.chunks import ClientGoneError
+from gymrl.generation.chunks import ClientGoneError, EventStream
 from gymrl.generation.completions_api import CompletionRequest, Completions
 from gymrl.generation.deferred import DeferredGenerator
 from gymrl.generation.http_errors import (
@@ -36,8 +36,8 @@ from gymrl.generation.http_errors import (
     UnknownModelError,
     error_answer,
     json_answer,
-    known_answer,
     status_answer,
+    told,
 )
 from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.ledger_routes import LedgerRoutes
@@ -173,9 +173,9 @@ class GenerationServer:
         conversation = self._ledgers.conversation(request, conversation)
         prompt_ids = await self._policy.prompt(conversation)
         if body.stream:
-            events = ResponseStream(self._policy, body, conversation, prompt_ids)
+            answer = ResponseStream(self._policy, body, conversation, prompt_ids)
             return await self._stream(
-                request, prompt_ids, sampling, lambda response: events.write(response, sampling)
+                request, prompt_ids, sampling, lambda events: answer.write(events, sampling)
             )
         completion = await self._policy.sample(prompt_ids, conversation, sampling)
         logprobs = responses_api.included_logprobs(body, completion, self._policy.chat)
@@ -188,10 +188,7 @@ class GenerationServer:
         self._check_model(body.model)
         num_choices = chat_api.check_request(body)
         conversation = chat_api.conversation_of(body)
-        limit = (
-            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        )
-        sampling = body.sampling(limit, "max_tokens")
+        sampling = body.sampling(*body.limit)
         conversation = await self._policy.images.read(conversation)
         conversation = self._ledgers.conversation(request, conversation)
         policy = self._policy
@@ -202,7 +199,7 @@ class GenerationServer:
                 request,
                 prompt_ids,
                 sampling,
-                lambda response: stream.write(response, sampling, num_choices),
+                lambda events: stream.write(events, sampling, num_choices),
             )
         completions = await gather_bounded(
             lambda own: policy.sample(prompt_ids, conversation, own),
@@ -229,16 +226,14 @@ class GenerationServer:
         request: web.Request,
         prompt_ids: list[int],
         sampling: SamplingParams,
-        write: Callable[[web.StreamResponse], Awaitable[None]],
+        write: Callable[[EventStream], Awaitable[None]],
     ) -> web.StreamResponse:
         # Raised while the status can still tell it.
         token_budget(len(prompt_ids), sampling, self._policy.generator.max_model_len)
-        response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
-        response.content_type = "text/event-stream"
-        await response.prepare(request)
-        await write(response)
-        await response.write_eof()
-        return response
+        events = EventStream(request)
+        await write(events)
+        await events.response.write_eof()
+        return events.response
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         body: TokenizeRequest = convert(await self._body(request), TokenizeRequest)
@@ -246,7 +241,9 @@ class GenerationServer:
         if (body.messages is None) == (body.prompt is None):
             raise GenerationRequestError("give either messages or prompt", param="messages")
         if body.prompt is not None:
-            token_ids = self._policy.chat.encode(body.prompt)
+            token_ids = self._policy.chat.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens is not False
+            )
         else:
             conversation = await self._policy.images.read(chat_api.conversation_of(body))
             token_ids = await self._policy.prompt(
@@ -328,12 +325,11 @@ class GenerationServer:
         except ClientGoneError as error:
             logger.debug("%s %s: %s", request.method, request.path, error)
             return error_answer(499, str(error), "ClientGoneError")
-        except (GymrlError, ConnectionError) as error:
-            answer = known_answer(error)
-            if answer is None:
-                logger.exception("%s %s failed", request.method, request.path)
-                answer = error_answer(500, str(error), type(error).__name__)
-            return answer
         except Exception as error:
-            logger.exception("%s %s failed", request.method, request.path)
-            return error_answer(500, f"{type(error).__name__}: {error}", type(error).__name__)
+            known = told(error, request.path)
+            if known.status == 500:
+                logger.exception("%s %s failed", request.method, request.path)
+            answer = known.answer()
+            if isinstance(error, BrokenBodyError):
+                answer.force_close()
+            return answer

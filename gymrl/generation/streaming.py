@@ -20,10 +20,9 @@ from gymrl.generation.chunks import Chunks, write_chunks
 from gymrl.routed_experts import encode_routes
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from gymrl.generation.answer_stream import AnswerStream, Piece
     from gymrl.generation.base import SamplingParams
+    from gymrl.generation.chunks import Events
     from gymrl.generation.policy import Completion, Conversation, Policy
     from gymrl.generation.requests import ChatRequest
 
@@ -51,9 +50,7 @@ class ChatStream:
         self._prompt_ids = prompt_ids
         self._envelope = envelope("chat.completion.chunk", policy.model_name)
 
-    async def write(
-        self, response: web.StreamResponse, sampling: SamplingParams, num_choices: int
-    ) -> None:
+    async def write(self, stream: Events, sampling: SamplingParams, num_choices: int) -> None:
         """Sample every choice and write its chunks; cancelling ends the generations.
 
         An error after the first chunk is sent as an event of its own, as there is no status left
@@ -78,7 +75,7 @@ class ChatStream:
             last=lambda index, completion: self._last(answers[index], index, completion),
             usage=usage_of if options is not None and options.include_usage else None,
         )
-        await write_chunks(response, chunks)
+        await write_chunks(stream, chunks)
 
     def _opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}

@@ -10,14 +10,23 @@ import pytest
 import torch
 
 from gymrl.config import GenerationConfig
+from gymrl.errors import GenerationTransportError
 from gymrl.generation.base import Generator
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.policy import Policy
 from gymrl.generation.server import GenerationServer
 from gymrl.generation.transformers import TransformersGenerator
-from gymrl.testing import build_tiny_model, build_tiny_tokenizer
+from gymrl.testing import ScriptedGenerator, build_tiny_model, build_tiny_tokenizer
 
 torch.set_num_threads(1)
+
+
+class BreaksAfterAToken(ScriptedGenerator):
+    """Fails in the middle of an answer."""
+
+    async def generate(self, prompt_ids, sampling, *, on_token=None):
+        on_token(5, -0.5)
+        raise GenerationTransportError("it broke off")
 
 
 class Client:
@@ -52,6 +61,11 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer():
     return build_tiny_tokenizer()
+
+
+@pytest.fixture
+def broken_off() -> ScriptedGenerator:
+    return BreaksAfterAToken([])
 
 
 @pytest.fixture

@@ -98,6 +98,9 @@ async def test_a_special_token_before_a_text_is_the_tokenizers_own(serve, tokeni
     async with serve(generator, chat=chat) as client:
         await client.ok("/completions", prompt="hi")
         await client.ok("/completions", prompt="hi", add_special_tokens=False)
+        whole = await client.ok("/tokenize", prompt="hi")
+        bare = await client.ok("/tokenize", prompt="hi", add_special_tokens=False)
+    assert (whole["tokens"], bare["tokens"]) == ([0, *chat.encode("hi")], chat.encode("hi"))
     assert [call.prompt_ids for call in generator.calls] == [
         [0, *chat.encode("hi")],
         chat.encode("hi"),
@@ -154,25 +157,28 @@ async def test_a_stream_holds_every_token_once_and_the_text_of_the_whole(talk, c
     assert chunks[-1].usage.completion_tokens == len(ids[0]) + len(ids[1])
 
 
-async def test_an_error_in_a_stream_is_told_in_it(talk):
-    async with talk([]) as (caller, _):
-        stream = await caller.completions.create(model="policy", prompt="hi", stream=True)
-        with pytest.raises(openai.APIError, match="no answer for call 1"):
-            async for _ in stream:
-                pass
+async def test_an_error_in_a_stream_is_told_in_it(serve, broken_off, caplog):
+    async with serve(broken_off) as client:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none") as caller:
+            stream = await caller.completions.create(model="policy", prompt="hi", stream=True)
+            with pytest.raises(openai.APIError, match="it broke off"):
+                async for _ in stream:
+                    pass
 
 
-async def test_a_client_that_leaves_frees_its_place(talk):
+async def test_a_client_that_leaves_frees_its_places(talk):
     async def answer(prompt_ids, sampling):
         await anyio.sleep_forever()
 
     async with talk(answer) as (caller, generator):
-        stream = await caller.completions.create(model="policy", prompt="hi", n=3, stream=True)
-        await anext(aiter(stream))
-        await stream.close()
-        with anyio.fail_after(10):
-            while generator.cancelled < 3:  # noqa: ASYNC110 - the server says when
+        async with anyio.create_task_group() as group:
+            asked = {"model": "policy", "prompt": "hi", "n": 3, "stream": True}
+            group.start_soon(lambda: caller.completions.create(**asked))
+            while len(generator.calls) < 3:  # noqa: ASYNC110 - the server says when
                 await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+        while generator.cancelled < 3:  # noqa: ASYNC110 - the server says when
+            await anyio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ def plain(tokenizer) -> ChatFormat:
 def talk(serve):
     @asynccontextmanager
     async def talking(script, chat):
-        async with serve(ScriptedGenerator(script), chat=chat) as client:
+        is_script = isinstance(script, list)
+        generator = ScriptedGenerator(script) if is_script else script
+        async with serve(generator, chat=chat) as client:
             async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none") as caller:
                 yield caller
 
@@ -143,12 +145,13 @@ async def test_reasoning_that_a_call_follows_is_closed_before_it(talk, chat):
     assert [item.type for item in final.output] == ["reasoning", "function_call"]
 
 
-async def test_an_error_in_a_streamed_response_is_an_event(talk, chat, caplog):
-    async with talk([], chat) as caller:
+async def test_an_error_in_a_streamed_response_is_an_event(talk, chat, broken_off, caplog):
+    async with talk(broken_off, chat) as caller:
         stream = await caller.responses.create(model="policy", input="hi", stream=True)
         events = [event async for event in stream]
-    assert (events[-1].type, events[-1].code) == ("error", "GenerationError")
-    assert "no answer for call 1" in events[-1].message
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert (events[-1].type, events[-1].code) == ("error", "GenerationTransportError")
+    assert events[-1].message == "it broke off"
 
 
 async def test_errors_are_the_clients_own(talk, chat):

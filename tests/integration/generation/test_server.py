@@ -210,6 +210,41 @@ async def test_a_malformed_body_names_its_field(serve, body, param):
     assert "Traceback" not in answer["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/chat/completions", {"messages": []}, "messages"),
+        ("/responses", {"input": []}, "input"),
+        ("/tokenize", {"messages": []}, "messages"),
+        (
+            "/chat/completions",
+            {"messages": USER, "max_completion_tokens": 0},
+            "max_completion_tokens",
+        ),
+        ("/chat/completions", {"messages": USER, "max_tokens": 0}, "max_tokens"),
+        ("/chat/completions", {"messages": [*USER * 3000]}, "messages"),
+        ("/responses", {"input": [*USER * 3000]}, "input"),
+        ("/completions", {"prompt": [1] * 5000}, "prompt"),
+    ],
+)
+async def test_what_is_wrong_is_named_as_the_route_calls_it(serve, path, body, param):
+    """All of them said `input`, and every limit was `max_tokens`."""
+    async with serve(ScriptedGenerator([])) as client:
+        status, answer = await client.post(path, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_an_error_repeats_the_beginning_of_what_it_was_given(serve):
+    async with serve(ScriptedGenerator([])) as client:
+        for body in (
+            {"messages": USER, "model": "m" * 100_000},
+            {"messages": USER, "logit_bias": dict.fromkeys(map(str, range(10_000)), 1)},
+            {"messages": [{"role": "r" * 100_000}]},
+        ):
+            _, answer = await client.post("/chat/completions", body)
+            assert len(answer["error"]["message"]) < 5000
+
+
 async def test_a_body_over_the_limit_is_413_and_says_so(serve):
     async with serve(ScriptedGenerator([[5]]), limit=1000) as client:
         status, answer = await client.post("/responses", {"input": "x" * 2000})
@@ -402,10 +437,40 @@ async def test_a_stream_of_several_choices_keeps_them_apart(serve):
     assert sorted(by_index.values()) == [[5, 6], [7, 8]]
 
 
-async def test_an_error_in_a_stream_is_an_event(serve, caplog):
-    async with serve(ScriptedGenerator([])) as client:
+async def test_an_error_in_a_stream_is_an_event(serve, broken_off, caplog):
+    async with serve(broken_off) as client:
         events = await read_events(client, messages=USER)
-    assert events[-1]["error"]["type"] == "GenerationError"
+    assert [choice["token_ids"] for choice in events[1]["choices"]] == [[5]]
+    assert events[-1]["error"] == {
+        "message": "it broke off",
+        "type": "GenerationTransportError",
+        "param": None,
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/chat/completions", {"messages": USER}),
+        ("/responses", {"input": "hi"}),
+        ("/completions", {"prompt": "hi"}),
+    ],
+)
+async def test_a_stream_that_fails_before_its_first_token_has_the_status_of_its_error(
+    serve, caplog, path, asked
+):
+    """It was 200 and an event, so that no client tried again."""
+
+    def closing(prompt_ids, sampling):
+        return generated([], finish="abort")
+
+    async with serve(ScriptedGenerator(closing)) as client:
+        status, answer = await client.post(path, asked | {"stream": True})
+        assert (status, answer["error"]["type"]) == (503, "ServerClosingError")
+    async with serve(ScriptedGenerator([])) as client:
+        status, answer = await client.post(path, asked | {"stream": True})
+        assert (status, answer["error"]["type"]) == (500, "GenerationError")
 
 
 async def test_a_client_that_leaves_while_tokens_come_is_no_error_in_the_log(serve_tiny, caplog):
@@ -428,13 +493,12 @@ async def test_a_client_that_leaves_a_stream_cancels_its_generation(serve):
 
     generator = ScriptedGenerator(never)
     async with serve(generator) as client:
-        url = client.base_url + "/chat/completions"
-        answer = await client.session.post(url, json={"messages": USER, "stream": True})
-        await answer.content.readline()
-        answer.close()
-        for _ in range(500):
-            if generator.cancelled:
-                break
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.post, "/chat/completions", {"messages": USER, "stream": True})
+            while not generator.calls:  # noqa: ASYNC110 - the server says when
+                await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+        while not generator.cancelled:  # noqa: ASYNC110 - the server says when
             await anyio.sleep(0.01)
     assert generator.cancelled == 1
 

@@ -10,13 +10,19 @@ from gymrl.generation.chunks import Chunks, ClientGoneError, write_chunks
 class Client:
     """What a client has received; gone after `leaves_after` events."""
 
+    path = "/v1/chat/completions"
+
     def __init__(self, leaves_after=None):
         self.events = []
         self._leaves_after = leaves_after
 
-    async def write(self, data):
+    @property
+    def is_open(self):
+        return bool(self.events)
+
+    async def send(self, data):
         if len(self.events) == self._leaves_after:
-            raise ConnectionResetError("gone")
+            raise ClientGoneError("gone")
         text = data.decode().removeprefix("data: ").removesuffix("\n\n")
         self.events.append(text if text == "[DONE]" else json.loads(text))
 
@@ -68,10 +74,22 @@ async def test_a_failure_is_the_last_event_and_ends_the_other_choices():
 
     client = Client()
     await write_chunks(client, chunks_of(sample, usage=lambda all_: {"of": all_}))
-    error = {"message": "the engine broke", "type": "GenerationError", "param": None}
+    error = {"message": "the engine broke", "type": "GenerationError", "param": None, "code": None}
     assert client.events[-1] == {"error": error}
     assert "[DONE]" not in client.events
     assert ended == [1]
+
+
+async def test_a_failure_before_the_first_token_is_raised_while_a_status_can_tell_it():
+    """The client got 200 and an event that it does not try again for."""
+
+    async def sample(index, on_token):
+        raise GenerationError("the engine ended")
+
+    client = Client()
+    with pytest.raises(GenerationError, match="the engine ended"):
+        await write_chunks(client, chunks_of(sample))
+    assert client.events == []
 
 
 async def test_a_client_that_is_gone_ends_every_choice_and_is_told_nothing():

@@ -3,7 +3,9 @@ import pytest
 
 from gymrl.config import SamplingParams
 from gymrl.errors import ConfigError, GenerationRequestError
+from gymrl.generation import responses_api
 from gymrl.generation.chat_api import conversation_of
+from gymrl.generation.completions_api import CompletionRequest
 from gymrl.generation.requests import (
     ChatRequest,
     ResponsesRequest,
@@ -155,6 +157,93 @@ def test_what_chat_can_ask_for_and_is_not_here_is_refused_instead_of_ignored(nam
     convert({"messages": [], "modalities": ["text"], "function_call": "auto"}, ChatRequest)
 
 
+@pytest.mark.parametrize(
+    ("cls", "name", "value", "here"),
+    [
+        (ResponsesRequest, "max_tokens", 5, "max_output_tokens"),
+        (ResponsesRequest, "max_completion_tokens", 5, "max_output_tokens"),
+        (ResponsesRequest, "messages", [{"role": "user"}], "input"),
+        (ResponsesRequest, "response_format", {"type": "json_object"}, "text.format"),
+        (ResponsesRequest, "reasoning_effort", "low", "reasoning.effort"),
+        (ResponsesRequest, "logprobs", True, "include"),
+        (ResponsesRequest, "n", 2, "leave it out"),
+        (ChatRequest, "max_output_tokens", 5, "max_completion_tokens"),
+        (ChatRequest, "instructions", "Be brief.", "role system"),
+        (ChatRequest, "input", "hi", "messages"),
+        (ChatRequest, "reasoning", {"effort": "low"}, "reasoning_effort"),
+        (ChatRequest, "text", {"format": {"type": "json_object"}}, "response_format"),
+        (ChatRequest, "previous_response_id", "resp_1", "leave it out"),
+        (CompletionRequest, "max_completion_tokens", 5, "max_tokens"),
+        (CompletionRequest, "messages", [{"role": "user"}], "prompt"),
+        (CompletionRequest, "tools", [{"type": "function"}], "leave it out"),
+        (CompletionRequest, "response_format", {"type": "json_object"}, "leave it out"),
+    ],
+)
+def test_a_field_of_another_api_is_refused_with_its_name_here(cls, name, value, here):
+    """`max_tokens` on `/v1/responses` was ignored, and the answer filled the context."""
+    asked = {"input": "hi", "messages": [], "prompt": "hi"}
+    own = {ResponsesRequest: "input", ChatRequest: "messages", CompletionRequest: "prompt"}[cls]
+    with pytest.raises(GenerationRequestError, match=name) as caught:
+        convert({own: asked[own], name: value}, cls)
+    assert here in str(caught.value)
+    assert caught.value.param == name
+    convert({own: asked[own], name: None}, cls)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+        ("add_special_tokens", True),
+        ("include_reasoning", False),
+        ("mm_processor_kwargs", {"max_pixels": 5}),
+        ("prompt_embeds", "AAAA"),
+        ("vllm_xargs", {"a": 1}),
+        ("verbosity", "low"),
+    ],
+)
+def test_what_conversations_can_not_ask_for_is_refused_instead_of_ignored(name, value):
+    for cls, own in ((ResponsesRequest, {"input": "hi"}), (ChatRequest, {"messages": []})):
+        with pytest.raises(GenerationRequestError, match="leave it out") as caught:
+            convert({**own, name: value}, cls)
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables", "seen"),
+    [
+        ("high", None, {"reasoning_effort": "high", "enable_thinking": True}),
+        ("none", None, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            "high",
+            {"enable_thinking": False},
+            {"reasoning_effort": "high", "enable_thinking": False},
+        ),
+        (None, {"enable_thinking": False}, {"enable_thinking": False}),
+        (None, None, None),
+    ],
+)
+def test_an_effort_of_reasoning_is_a_variable_of_the_template(effort, variables, seen):
+    """It was ignored, so that `none` left a model thinking."""
+    own = {"chat_template_kwargs": variables}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": effort, **own}
+    assert conversation_of(convert(chat, ChatRequest)).template_kwargs == seen
+    asked = responses(reasoning={"effort": effort}, **own)
+    assert responses_api.conversation_of(asked).template_kwargs == seen
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("parameters", "x"), ("parameters", []), ("description", 7)]
+)
+def test_a_tool_of_the_wrong_shape_is_refused_before_a_template_writes_it(field, value):
+    tool = {"type": "function", "function": {"name": "f", field: value}}
+    asked = convert({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}, ChatRequest)
+    with pytest.raises(GenerationRequestError) as caught:
+        conversation_of(asked)
+    assert caught.value.param == f"tools[0].{field}"
+
+
 def test_an_answer_in_the_older_form_of_one_call_keeps_its_call():
     asked = convert(
         {
@@ -218,8 +307,15 @@ def test_a_call_can_be_left_to_the_model_or_ruled_out_but_not_forced():
 def test_structured_output_is_refused():
     check_text_format(None, "text.format")
     check_text_format({"type": "text"}, "text.format")
+    check_text_format({}, "text.format")
     with pytest.raises(GenerationRequestError, match="json_schema"):
         check_text_format({"type": "json_schema"}, "text.format")
+    for odd in ({"json_schema": {}}, "json_object", ["text"]):
+        with pytest.raises(GenerationRequestError, match="constrained decoding"):
+            check_text_format(odd, "text.format")
+    with pytest.raises(GenerationRequestError) as caught:
+        responses_api.check_request(responses(text={"verbosity": "low"}))
+    assert caught.value.param == "text.verbosity"
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "return_dict", "messages"])
