@@ -6,8 +6,9 @@ import asyncio
 
 from benchmarks.rollout.answers import AGENT, Shape, answer
 from gymrl.actors import Actor
-from gymrl.gym.listener import BACKLOG, Listener, PortRange
+from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.registry import AGENTS, RegistryServer
+from gymrl.listening import BACKLOG
 
 
 class StubAgent(Actor):
