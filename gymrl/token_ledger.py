@@ -84,6 +84,7 @@ class LedgerCall(msgspec.Struct, frozen=True, array_like=True):
         num_route_rows: Rows of routes that it has, the last of them for its last id; they begin one
             before its new ids, for the last id that another call sampled. 0: it has none.
         images: Whose regions begin among its new ids, in order.
+        num_ended: Calls of the frame that had ended when it began.
     """
 
     number: int
@@ -98,6 +99,7 @@ class LedgerCall(msgspec.Struct, frozen=True, array_like=True):
     content: str = ""
     num_route_rows: int = 0
     images: tuple[LedgerImage, ...] = ()
+    num_ended: int = 0
 
 
 class LedgerFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -292,6 +294,13 @@ class LedgerReader:
             place = self.frame.calls[place].parent
         return spans[::-1]
 
+    def prompt_end(self, place: int) -> tuple[int, int]:
+        """Where a call's prompt ends among all ids: the same of two calls is the same prompt."""
+        owner, position = place, self.frame.calls[place].num_prompt
+        while owner >= 0 and self.frame.calls[owner].common >= position:
+            owner = self.frame.calls[owner].parent
+        return owner, position
+
     def _has_routes(self, place: int) -> bool:
         return self.frame.calls[place].num_route_rows > 0
 
@@ -347,7 +356,8 @@ def read_chains(reader: LedgerReader, known: Int32Array | None = None) -> list[C
 
     A chain ends in a call that no other extends, and holds every call on the way there. Calls that
     sampled nothing are left out. The main chain is the one with the most calls; of several such the
-    one whose last call began first. The others follow by the same order, each with the number of
+    one whose last call's prompt was asked first, and of those whose last calls have one prompt the
+    answer that was not asked for again. The others follow by the same order, each with the number of
     its first calls that an earlier chain has, so that every sampled token has one owner.
 
     Args:
@@ -371,9 +381,20 @@ def read_chains(reader: LedgerReader, known: Int32Array | None = None) -> list[C
     # An end that sampled nothing may leave the beginning of another path.
     whole = _without_beginnings(paths)
 
-    def rank(path: tuple[int, ...]) -> tuple[bool, int, int]:
-        is_known = known is not None and np.array_equal(reader.token_ids(path[-1]), known)
-        return not is_known, -len(path), calls[path[-1]].number
+    # By length and prompt of the last call: which call asked first, and what had ended when one asked last.
+    asked: dict[tuple[int, ...], tuple[int, int]] = {}
+    for path_ in whole:
+        last, key = calls[path_[-1]], (len(path_), *reader.prompt_end(path_[-1]))
+        number, num_ended = asked.get(key, (last.number, last.num_ended))
+        asked[key] = min(number, last.number), max(num_ended, last.num_ended)
+
+    def rank(path: tuple[int, ...]) -> tuple[bool, int, int, bool, int]:
+        end = path[-1]
+        is_known = known is not None and np.array_equal(reader.token_ids(end), known)
+        first, num_ended = asked[(len(path), *reader.prompt_end(end))]
+        # A client whose connection broke asks again, and so does an agent that throws an answer away.
+        is_replaced = num_ended > end
+        return not is_known, -len(path), first, is_replaced, calls[end].number
 
     ordered = sorted(whole, key=rank)
     owned: set[int] = set()

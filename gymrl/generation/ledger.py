@@ -98,7 +98,8 @@ class RolloutLedger:
         self.in_flight = 0
         self.nbytes = ENTRY_BYTES
         self.on_growth: Callable[[RolloutLedger, int], None] | None = None
-        self._num_begun = 0
+        # By number of the call: how many had ended when it began.
+        self._num_ended: list[int] = []
         self._calls: list[StoredCall] = []
         # Where a call leaves the tokens of another: (that call, position, first new id) -> the call.
         self._branches: dict[tuple[int, int, int], int] = {}
@@ -109,8 +110,8 @@ class RolloutLedger:
     def begin(self) -> int:
         """Number a call that starts to sample; each needs an :meth:`end`."""
         self.in_flight += 1
-        self._num_begun += 1
-        return self._num_begun - 1
+        self._num_ended.append(len(self._calls))
+        return len(self._num_ended) - 1
 
     def end(self) -> None:
         """A call that began has ended, recorded or not."""
@@ -155,6 +156,7 @@ class RolloutLedger:
             content=answer.content,
             num_route_rows=0 if routes is None else len(routes),
             images=tuple(image for image in shown if image.start >= common),
+            num_ended=self._num_ended[number],
         )
         logprobs = np.array(generated.logprobs, dtype=np.float32)
         new_ids = sequence[common:].copy()

@@ -153,6 +153,35 @@ def test_a_side_call_that_shares_the_first_prompt_is_a_chain_of_its_own():
     assert len(ledger.frame("s").ids) == 4 * (4 + 2 + 2)
 
 
+def test_an_answer_that_was_asked_for_again_is_not_the_one_that_is_trained_on():
+    """A client whose connection broke had the later answer, and the reward was that one's."""
+    ledger = RolloutLedger("r")
+    record(ledger, [1, 2], [3])
+    record(ledger, [1, 2, 3, 4], [5, 6])
+    record(ledger, [1, 2, 3, 4], [5, 7])
+    record(ledger, [1, 2, 3, 4], [8])
+    record(ledger, [9], [9])
+    assert chains_of(ledger) == [((0, 3), 0), ((0, 1), 1), ((0, 2), 1), ((4,), 0)]
+
+
+def test_of_the_choices_of_one_request_the_first_is_the_main_one():
+    ledger = RolloutLedger("r")
+    numbers = [ledger.begin() for _ in range(3)]
+    for number, ids in zip(numbers[::-1], ([3], [4, 5], [4, 6]), strict=True):
+        ledger.record(number, [1, 2], sampled(ids))
+    assert chains_of(ledger) == [((2,), 0), ((1,), 0), ((0,), 0)]
+    record(ledger, [1, 2], [7])
+    assert chains_of(ledger)[0] == ((3,), 0)
+
+
+def test_a_side_call_before_an_answer_that_was_asked_for_again_changes_nothing():
+    ledger = RolloutLedger("r")
+    record(ledger, [1, 2], [3])
+    record(ledger, [7, 7], [8])
+    record(ledger, [1, 2], [4])
+    assert chains_of(ledger)[0] == ((2,), 0)
+
+
 def test_a_branch_off_the_main_chain_owns_only_its_own_calls():
     ledger = RolloutLedger("r")
     record(ledger, [1], [2])
