@@ -17,7 +17,7 @@ import psutil
 
 from gymrl.actors import spawn
 from tests.integration.actors.fuzzing import Fuzzer
-from tests.integration.actors.watching import what_is_left, what_is_open
+from tests.integration.actors.watching import Open, what_is_left, what_is_open
 from tests.soak import spawns
 from tests.soak.rows import RowSoak
 
@@ -37,9 +37,12 @@ def processes_left() -> int:
     return found
 
 
-async def settled(before: dict[str, int]) -> dict[str, int]:
+async def settled(before: Open) -> dict[str, int]:
     """What is open now, or runs anywhere, and did not before."""
     left = await what_is_left(before)
+    with anyio.move_on_after(30):
+        while processes_left():  # noqa: ASYNC110 - other processes send no events
+            await anyio.sleep(0.05)
     if orphans := processes_left():
         left["processes"] = orphans
     return left

@@ -221,7 +221,7 @@ class Raiser(Actor):
 class Producer(Actor):
     async def setup(self) -> None:
         self.open = 0
-        self.deaf = False
+        self.awake = asyncio.Event()
 
     async def numbers(self, count: int, size: int = 0) -> AsyncIterator[bytes]:
         self.open += 1
@@ -243,15 +243,18 @@ class Producer(Actor):
             self.open -= 1
 
     async def stubborn(self) -> AsyncIterator[int]:
-        """Goes on for a while after it was cancelled."""
+        """Goes on when it was cancelled, until it is woken."""
         self.open += 1
         try:
             yield 1
-            for _ in range(20):
+            while not self.awake.is_set():
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0.05)
+                    await self.awake.wait()
         finally:
             self.open -= 1
+
+    async def wake(self) -> None:
+        self.awake.set()
 
     async def open_streams(self) -> int:
         return self.open

@@ -141,6 +141,7 @@ class Sleeper(Actor):
 
     async def setup(self) -> None:
         self.events: list[str] = []
+        self.awake = asyncio.Event()
         self.open = 0
 
     async def sleep(self, seconds: float) -> str:
@@ -152,14 +153,18 @@ class Sleeper(Actor):
             raise
         return "slept"
 
-    async def deaf(self, seconds: float) -> str:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+    async def deaf(self) -> None:
+        """Hears no cancellation; goes on until it is woken."""
+        self.events.append("deaf")
+        while not self.awake.is_set():
             try:
-                await asyncio.sleep(0.05)
+                await self.awake.wait()
             except asyncio.CancelledError:
                 self.events.append("ignored")
-        return "done"
+        self.events.append("done")
+
+    async def wake(self) -> None:
+        self.awake.set()
 
     async def history(self) -> list[str]:
         return self.events

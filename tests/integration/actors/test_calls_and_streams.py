@@ -39,6 +39,12 @@ from tests.integration.actors.sample_actors import (
 both = pytest.mark.parametrize("in_process", [False, True], ids=["process", "in_process"])
 
 
+async def became(sleeper, history: list[str]) -> None:
+    with anyio.fail_after(30):
+        while await sleeper.call("history") != history:
+            await anyio.sleep(0.01)
+
+
 @both
 async def test_calls_keep_state_and_take_names_and_defaults(in_process):
     async with spawn(Counter, in_process=in_process, start=3) as counter:
@@ -252,12 +258,13 @@ async def test_killing_fails_what_is_in_flight(in_process):
 
 @both
 async def test_cancelling_a_caller_cancels_the_callee(in_process):
-    async with spawn(Sleeper, in_process=in_process) as sleeper:
+    options = SpawnOptions(cancel_timeout_s=30)
+    async with spawn(Sleeper, in_process=in_process, options=options) as sleeper:
         with anyio.move_on_after(0.1):
             await sleeper.call("sleep", 60)
         assert await sleeper.call("history") == ["started", "cancelled"]
         task = asyncio.get_running_loop().create_task(sleeper.call("sleep", 60))
-        await anyio.sleep(0.1)
+        await became(sleeper, ["started", "cancelled", "started"])
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -267,12 +274,14 @@ async def test_cancelling_a_caller_cancels_the_callee(in_process):
 async def test_a_callee_that_ignores_its_cancellation_is_left_behind():
     options = SpawnOptions(cancel_timeout_s=0.2)
     async with spawn(Sleeper, options=options) as sleeper:
-        with anyio.fail_after(5):
-            with anyio.move_on_after(0.1):
-                await sleeper.call("deaf", 1.0)
-            assert await sleeper.call("history") == ["ignored"]
-            await anyio.sleep(1.0)
-            assert await sleeper.call("history") == ["ignored"]
+        task = asyncio.get_running_loop().create_task(sleeper.call("deaf"))
+        await became(sleeper, ["deaf"])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await became(sleeper, ["deaf", "ignored"])
+        await sleeper.call("wake")
+        await became(sleeper, ["deaf", "ignored", "done"])
 
 
 @both
@@ -289,14 +298,14 @@ async def test_leaving_a_stream_early_closes_its_generator(in_process, way):
             async with sleeper.stream("slow_numbers") as stream:
                 await anext(stream)
         elif way == "cancel":
-            with anyio.move_on_after(0.2):
+            with anyio.CancelScope() as scope:
                 async for _ in sleeper.stream("slow_numbers"):
-                    pass
+                    scope.cancel()
         else:
             with pytest.raises(KeyError):
                 async for _ in sleeper.stream("slow_numbers"):
                     raise KeyError
-        with anyio.fail_after(1):
+        with anyio.fail_after(30):
             while await sleeper.call("open_streams"):
                 await anyio.sleep(0.01)
 
@@ -438,7 +447,8 @@ async def test_memory_stays_flat_while_large_arrays_pass():
         before = [process.memory_info().rss for process in processes]
         await pass_some()
         after = [process.memory_info().rss for process in processes]
-    assert all(new - old < 24 << 20 for old, new in zip(before, after, strict=True))
+    # A direction may come to use a second segment; a leak would be twenty of them.
+    assert all(new - old < 64 << 20 for old, new in zip(before, after, strict=True))
 
 
 async def test_a_handle_of_another_loop_is_refused():
@@ -466,7 +476,7 @@ async def test_a_death_is_told_to_those_who_ask_early_and_late(in_process):
     async with spawn(Counter, in_process=in_process) as counter:
         counter.when_dead(lambda: told.append("early"))
         counter.kill()
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while told != ["early"]:
                 await anyio.sleep(0.01)
             counter.when_dead(lambda: told.append("late"))

@@ -36,7 +36,7 @@ EXPECTED = {
 async def test_every_error_arrives_typed_from_a_call_and_from_a_stream(in_process):
     async with spawn(Trouble, in_process=in_process) as trouble:
         for kind, expected in EXPECTED.items():
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 with pytest.raises(expected) as caught:
                     await trouble.call("raise_", kind)
                 assert type(caught.value) is expected, kind

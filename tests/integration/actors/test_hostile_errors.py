@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import anyio
 import pytest
@@ -39,11 +38,9 @@ async def test_every_hostile_error_arrives_typed_from_calls_and_streams(in_proce
     async with spawn(Raiser, in_process=in_process) as raiser:
         for kind in ERRORS:
             expected = BUILTIN.get(kind, RemoteError)
-            with anyio.fail_after(20):
-                began = time.monotonic()
+            with anyio.fail_after(30):
                 with pytest.raises(Exception) as caught:  # noqa: PT011  # the type is asserted below
                     await raiser.call("fail", kind)
-                assert time.monotonic() - began < 10
                 assert type(caught.value) is expected, kind
                 assert len(str(caught.value)) < 300_000, kind
                 items = []
@@ -58,7 +55,7 @@ async def test_every_hostile_error_arrives_typed_from_calls_and_streams(in_proce
 async def test_an_http_error_with_unpicklable_parts_arrives_with_its_status():
     # NVIDIA-NeMo/Gym#1788: "can't pickle CIMultiDictProxy", and nobody saw the status.
     async with spawn(Raiser) as raiser:
-        with anyio.fail_after(10), pytest.raises(RemoteError, match="503") as caught:
+        with anyio.fail_after(30), pytest.raises(RemoteError, match="503") as caught:
             await raiser.call("fail", "http")
         assert caught.value.remote_type == "ClientResponseError"
         assert caught.value.remote_module.startswith("aiohttp")
@@ -89,7 +86,7 @@ async def test_a_hostile_error_fits_the_smallest_frame():
     options = SpawnOptions(max_frame_bytes=64 << 10)
     async with spawn(Raiser, options=options) as raiser:
         for kind in ERRORS:
-            with anyio.fail_after(20), pytest.raises(Exception):  # noqa: B017, PT011
+            with anyio.fail_after(30), pytest.raises(Exception):  # noqa: B017, PT011
                 await raiser.call("fail", kind)
         assert await raiser.call("fine") == "fine"
 
@@ -125,7 +122,7 @@ async def test_one_row_in_a_hundred_fails_alone_with_its_cause(in_process):
 @pytest.mark.parametrize("kind", ["own_base", "mute", "odd", "generator_exit", "ten_megabytes"])
 async def test_a_callee_that_raises_when_it_is_cancelled_harms_nobody(kind, in_process):
     async with spawn(Raiser, in_process=in_process) as raiser:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             with anyio.move_on_after(0.1) as scope:
                 try:
                     await raiser.call("fail_when_cancelled", kind)
@@ -145,7 +142,7 @@ async def test_a_close_that_raises_below_exception_is_told_and_ends_nothing_else
     how, name, in_process
 ):
     handle = await spawn(BadEnd, how=how, in_process=in_process)
-    with anyio.fail_after(10), pytest.raises(RemoteError) as caught:
+    with anyio.fail_after(30), pytest.raises(RemoteError) as caught:
         await handle.close()
     assert caught.value.remote_type == name
     if not in_process:
@@ -154,7 +151,7 @@ async def test_a_close_that_raises_below_exception_is_told_and_ends_nothing_else
 
 async def test_a_worker_that_dies_in_its_close_is_told_in_the_log(caplog):
     handle = await spawn(BadEnd, how="kill")
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await handle.close()
     assert "was killed by SIGKILL" in caplog.text
 

@@ -31,23 +31,23 @@ from tests.integration.actors.sample_actors import (
     Mortal,
     Sleeper,
 )
-
-ROOT = os.getcwd()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+from tests.integration.actors.watching import (
+    ROOT,
+    all_end,
+    is_running,
+    what_is_left,
+    what_is_open,
+)
 
 
-async def all_end(pids: list[int], seconds: float = 5.0) -> bool:
-    with anyio.move_on_after(seconds):
-        while any(map(is_running, pids)):
-            await anyio.sleep(0.02)
-        return True
-    return False
+def children_called(name: str) -> list[psutil.Process]:
+    """Children of this process with a name in their command lines."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if name in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 # --- death of a worker ---------------------------------------------------------------------------
@@ -55,7 +55,7 @@ async def all_end(pids: list[int], seconds: float = 5.0) -> bool:
 
 async def test_a_worker_that_exits_fails_its_calls_with_code_and_last_lines():
     async with spawn(Mortal) as mortal:
-        with anyio.fail_after(5), pytest.raises(ActorDiedError) as caught:
+        with anyio.fail_after(30), pytest.raises(ActorDiedError) as caught:
             await mortal.call("exit", 7)
         assert caught.value.exit_code == 7
         assert caught.value.signal is None
@@ -69,7 +69,7 @@ async def test_a_worker_that_exits_fails_its_calls_with_code_and_last_lines():
 @pytest.mark.parametrize(("way", "number"), [("kill", 9), ("segfault", 11)])
 async def test_a_worker_that_is_killed_names_the_signal(way, number):
     async with spawn(Mortal) as mortal:
-        with anyio.fail_after(5), pytest.raises(ActorDiedError) as caught:
+        with anyio.fail_after(30), pytest.raises(ActorDiedError) as caught:
             await mortal.call(way)
         assert caught.value.signal == number
         assert signal.Signals(number).name in str(caught.value)
@@ -78,7 +78,7 @@ async def test_a_worker_that_is_killed_names_the_signal(way, number):
 async def test_a_stream_whose_worker_dies_gives_what_it_sent_and_then_the_death():
     async with spawn(Mortal) as mortal:
         items = []
-        with anyio.fail_after(5), pytest.raises(ActorDiedError) as caught:
+        with anyio.fail_after(30), pytest.raises(ActorDiedError) as caught:
             async for item in mortal.stream("three_then_die"):
                 items.append(item)
         assert items == [0, 1, 2]
@@ -89,7 +89,7 @@ async def test_a_link_that_closes_without_an_end_marker_is_an_error():
     # ray-project/ray#44357: a lost stream item must not wait for ever.
     async with spawn(Mortal) as mortal:
         items = []
-        with anyio.fail_after(5), pytest.raises(ActorDiedError):
+        with anyio.fail_after(30), pytest.raises(ActorDiedError):
             async for item in mortal.stream("three_then_cut"):
                 items.append(item)
         assert items == [0, 1, 2]
@@ -109,7 +109,7 @@ async def test_every_reader_sees_the_death_of_every_worker():
             except ActorDiedError as error:
                 deaths.append(error.signal)
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             async with anyio.create_task_group() as group:
                 for worker in workers:
                     group.start_soon(read, worker)
@@ -162,7 +162,7 @@ async def test_an_import_error_is_reported_with_its_traceback():
     assert "broken_import.py" in caught.value.remote_traceback
     assert caught.value.remote_type == "ImportError"
     assert isinstance(caught.value.__cause__, ImportError)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 45
 
 
 async def test_a_set_up_that_exits_or_dies_is_a_start_error():
@@ -178,7 +178,7 @@ async def test_a_set_up_that_hangs_ends_at_its_deadline():
     options = SpawnOptions(start_timeout_s=0.5, name="hanging")
     with pytest.raises(ActorStartError, match=r"hanging did not finish .* 0.5 s .*start_timeout_s"):
         await spawn(BadSetup, how="hang", options=options)
-    assert not [c for c in psutil.Process().children() if "hanging" in " ".join(c.cmdline())]
+    assert not children_called("hanging")
 
 
 async def test_a_cancelled_start_leaves_no_process():
@@ -186,8 +186,7 @@ async def test_a_cancelled_start_leaves_no_process():
     for delay in (0.0, 0.05, 0.3, 1.0):
         with anyio.move_on_after(delay):
             await spawn(BadSetup, how="hang", options=options)
-        left = [c for c in psutil.Process().children() if "never-started" in " ".join(c.cmdline())]
-        assert not left
+        assert not children_called("never-started")
 
 
 async def test_classes_that_a_worker_cannot_find_are_refused_at_spawn():
@@ -222,7 +221,7 @@ async def test_closing_ends_the_process_and_all_it_started():
 async def test_a_close_that_does_not_end_is_bounded(how):
     options = SpawnOptions(close_timeout_s=0.5)
     handle = await spawn(BadClose, how=how, options=options)
-    with anyio.fail_after(8):
+    with anyio.fail_after(30):
         with contextlib.suppress(TimeoutError):
             await handle.close()
     assert not is_running(handle.pid)
@@ -256,16 +255,9 @@ async def test_two_closes_at_once_are_one():
 
 
 async def test_nothing_is_left_after_many_workers():
-    def open_things():
-        gc.collect()
-        process = psutil.Process()
-        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-        return process.num_fds(), len(process.children(recursive=True)), len(tasks)
-
     async with spawn(Counter):
         pass
-    before = open_things()
-    segments = set(os.listdir("/dev/shm"))
+    before = what_is_open()
     for _ in range(3):
         async with spawn(Counter) as counter:
             await counter.call("add", 1)
@@ -274,8 +266,7 @@ async def test_nothing_is_left_after_many_workers():
         async with spawn(Mortal) as mortal:
             with pytest.raises(ActorDiedError):
                 await mortal.call("exit", 1)
-    assert open_things() == before
-    assert set(os.listdir("/dev/shm")) <= segments
+    assert await what_is_left(before) == {}
 
 
 async def test_a_child_inherits_none_of_the_drivers_sockets():
@@ -356,7 +347,7 @@ async def test_nothing_outlives_a_driver_that_is_killed(then):
         await anyio.sleep(0.2)
         driver.kill()
         driver.wait()
-        assert await all_end(pids + guardians, 8)
+        assert await all_end(pids + guardians)
         assert stranger.poll() is None
     finally:
         driver.stdout.close()
@@ -403,21 +394,29 @@ async def test_a_worker_stuck_with_the_interpreter_lock_does_not_outlive_its_dri
         driver.kill()
         driver.wait()
         driver.stdout.close()
-    assert await all_end([pid], 8)
+    assert await all_end([pid])
 
 
 async def test_a_fork_of_the_driver_does_not_keep_workers_alive():
     # The fork holds the write end of the death pipe, and the driver's end of the link.
-    fork = "import os, time; forked = os.fork(); forked or (time.sleep(6), os._exit(0))"
-    driver = start_driver(f"exec({fork!r}); await asyncio.sleep(60)")
+    fork = "import os, time; forked = os.fork(); forked or time.sleep(300)"
+    driver = start_driver(
+        f"exec({fork!r}, globals()); print(forked, flush=True); await asyncio.sleep(60)"
+    )
+    forked = 0
     try:
         pids = [int(word) for word in driver.stdout.readline().split()]
-        await anyio.sleep(0.3)
+        forked = int(driver.stdout.readline())
+        driver.kill()
+        driver.wait()
+        assert await all_end(pids)
+        assert is_running(forked)
     finally:
         driver.kill()
         driver.wait()
         driver.stdout.close()
-    assert await all_end(pids, 5)
+        if forked:
+            os.kill(forked, signal.SIGKILL)
 
 
 async def test_an_interrupted_driver_closes_its_workers():
@@ -425,7 +424,7 @@ async def test_an_interrupted_driver_closes_its_workers():
     try:
         pids = [int(word) for word in driver.stdout.readline().split()]
         driver.send_signal(signal.SIGINT)
-        assert await all_end([*pids, driver.pid], 8)
+        assert await all_end([*pids, driver.pid])
     finally:
         driver.kill()
         driver.wait()
@@ -460,8 +459,8 @@ async def test_nothing_outlives_a_driver_that_is_killed_while_workers_start(dela
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    assert await all_end([process.pid for process in tree], 8)
-    with anyio.fail_after(8):
+    assert await all_end([process.pid for process in tree])
+    with anyio.fail_after(30):
         while any(
             mark in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])
         ):

@@ -85,14 +85,14 @@ async def test_a_server_that_cannot_prove_itself_is_refused():
 
 
 async def test_a_peer_without_the_secret_never_gets_a_message_read():
-    options = SpawnOptions(handshake_timeout_s=0.5)
+    options = SpawnOptions(handshake_timeout_s=2.0)
     async with serve_actor(Counter, secret=SECRET, options=options) as server:
         for greeting in (b"", b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(64), bytes(64)):
             reader, writer = await asyncio.open_connection(server.host, server.port)
             assert len(await reader.readexactly(40)) == 40
             writer.write(greeting)
             rest = b""
-            with anyio.fail_after(5), contextlib.suppress(ConnectionResetError):
+            with anyio.fail_after(30), contextlib.suppress(ConnectionResetError):
                 rest = await reader.read()
             assert rest == b""
             writer.close()
@@ -139,7 +139,7 @@ async def test_a_lost_link_fails_calls_and_streams():
             call = asyncio.get_running_loop().create_task(sleeper.call("sleep", 60))
             await anyio.sleep(0.1)
             proxy.cut()
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 with pytest.raises(ActorDiedError, match="is lost"):
                     await call
                 with pytest.raises(ActorStreamError, match="without end marker"):
@@ -156,7 +156,7 @@ async def test_a_server_that_closes_ends_calls_and_streams():
             call = asyncio.get_running_loop().create_task(sleeper.call("sleep", 60))
             await anyio.sleep(0.1)
             await server.close()
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 with pytest.raises(ActorClosedError, match="ended the call"):
                     await call
                 with pytest.raises(ActorClosedError):
@@ -173,7 +173,7 @@ async def test_what_a_client_has_under_way_ends_with_its_connection():
                 stream = sleeper.stream("slow_numbers")
                 await anext(stream)
                 assert await observer.call("open_streams") == 1
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 while await observer.call("open_streams"):
                     await anyio.sleep(0.01)
 
@@ -188,7 +188,7 @@ async def test_a_peer_that_falls_silent_expires():
                 await anyio.sleep(1.0)
                 assert await sleeper.call("open_streams") == 0
                 proxy.stalled = True
-                with anyio.fail_after(5), pytest.raises(ActorDiedError, match="expiry_s"):
+                with anyio.fail_after(30), pytest.raises(ActorDiedError, match="expiry_s"):
                     await sleeper.call("open_streams")
 
 

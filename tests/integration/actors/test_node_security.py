@@ -37,7 +37,7 @@ async def greeted(server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, b
 
 async def is_refused(reader: asyncio.StreamReader) -> bool:
     """Whether the other side closes without another byte."""
-    with anyio.fail_after(10), contextlib.suppress(ConnectionResetError):
+    with anyio.fail_after(30), contextlib.suppress(ConnectionResetError):
         return await reader.read() == b""
     return True
 
@@ -139,16 +139,16 @@ async def test_a_slow_peer_is_dropped_at_the_deadline_however_it_drips():
     options = SpawnOptions(handshake_timeout_s=1.0)
     async with serve_actor(Tiny, secret=SECRET, options=options) as server:
         reader, writer, _ = await greeted(server)
-        began = time.monotonic()
-        with contextlib.suppress(OSError):
-            for _ in range(60):
+        with anyio.fail_after(45), contextlib.suppress(OSError):
+            for _ in range(60):  # fewer than a proof has
                 writer.write(b"x")
                 await writer.drain()
+                await anyio.sleep(0.3)
                 if reader.at_eof():
                     break
-                await anyio.sleep(0.05)
+            else:
+                pytest.fail("each drip put the deadline off")
         assert await is_refused(reader)
-        assert time.monotonic() - began < 10
         writer.close()
         assert await works(server)
 
@@ -218,7 +218,7 @@ async def test_a_peer_cannot_have_another_class_or_module_loaded():
             reader, writer = await proven(server)
             start = messages.Start(module, qualname, "/etc/passwd", True, "n")
             writer.write(framed(messages.Hello(messages.PROTOCOL_VERSION, 0), start))
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 answer = await reader.readuntil(b"is served here")
             assert b"Tiny is served here" in answer
             writer.close()
@@ -244,7 +244,7 @@ async def test_a_peer_that_breaks_the_protocol_loses_its_link_alone(bad):
         async with connect_actor(Tiny, server.host, server.port, secret=SECRET) as other:
             reader, writer = await proven(server)
             writer.write(bad)
-            with anyio.fail_after(5), contextlib.suppress(ConnectionResetError):
+            with anyio.fail_after(30), contextlib.suppress(ConnectionResetError):
                 await reader.read()
             writer.close()
             assert await other.call("ping_back", 2) == 2
@@ -258,7 +258,7 @@ async def test_one_number_for_two_calls_ends_the_link():
         for _ in range(2):
             frames.write(messages.Call(7, "sleep"), {"seconds": 60.0})
         writer.write(b"".join(frames.take()))
-        with anyio.fail_after(5), contextlib.suppress(ConnectionResetError):
+        with anyio.fail_after(30), contextlib.suppress(ConnectionResetError):
             await reader.read()
         writer.close()
 
@@ -284,7 +284,7 @@ async def test_texts_of_a_peer_are_echoed_in_brief():
     async with serve_actor(Tiny, secret=SECRET) as server:
         reader, writer = await proven(server)
         writer.write(framed(messages.Start("", "X" * 60_000, None, False, "n")))
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await reader.readuntil(b"is served here")
             assert len(await reader.read(1 << 20)) < 4000
         writer.close()
@@ -326,7 +326,7 @@ asyncio.run(main())
         port = int(await anyio.to_thread.run_sync(node.stdout.readline))
         options = SpawnOptions(keepalive_s=0.2, expiry_s=1.0)
         async with connect_actor(Stuck, "127.0.0.1", port, secret=SECRET, options=options) as stuck:
-            with anyio.fail_after(10), pytest.raises(ActorDiedError, match="expiry_s"):
+            with anyio.fail_after(30), pytest.raises(ActorDiedError, match="expiry_s"):
                 await stuck.call("stop")
     finally:
         node.kill()

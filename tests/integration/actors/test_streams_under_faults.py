@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("in_process", [False, True], ids=["process", "in_
 
 async def idle(handle) -> None:
     """Within a moment no stream and no task of one is left, on either side."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         while await handle.call("open_streams") or handle.in_flight:
             await anyio.sleep(0.01)
 
@@ -58,7 +58,9 @@ async def test_a_consumer_may_leave_at_every_position(in_process):
             del stream
             gc.collect()
             await idle(producer)
-        assert await producer.call("tasks") == baseline
+        with anyio.fail_after(30):
+            while await producer.call("tasks") != baseline:
+                await anyio.sleep(0.01)
 
 
 async def test_a_stuck_stream_does_not_hold_up_its_neighbours():
@@ -80,10 +82,11 @@ async def test_a_stuck_stream_does_not_hold_up_its_neighbours():
 async def test_a_producer_that_ignores_its_cancellation_is_left_behind_and_reported(in_process):
     options = SpawnOptions(cancel_timeout_s=0.2)
     async with spawn(Producer, in_process=in_process, options=options) as producer:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             async with producer.stream("stubborn") as stream:
                 await anext(stream)
             assert await producer.call("open_streams") == 1
+            await producer.call("wake")
         await idle(producer)
 
 
@@ -166,7 +169,7 @@ async def test_a_driver_without_descriptors_gets_a_start_error_and_recovers():
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         taken = []
         before = what_is_open()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before["descriptors"] + 40, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before.descriptors + 40, hard))
         try:
             with pytest.raises(OSError, match="Too many open files"):
                 while True:

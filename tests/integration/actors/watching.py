@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import psutil
@@ -24,7 +24,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def all_end(pids: Iterable[int], seconds: float = 5.0) -> bool:
+async def all_end(pids: Iterable[int], seconds: float = 30.0) -> bool:
+    """Whether these end; how long they may take guards against a hang alone."""
     pids = list(pids)
     with anyio.move_on_after(seconds):
         while any(map(is_running, pids)):
@@ -33,7 +34,7 @@ async def all_end(pids: Iterable[int], seconds: float = 5.0) -> bool:
     return False
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     with anyio.fail_after(seconds):
         while not condition():
             await anyio.sleep(0.01)
@@ -46,18 +47,40 @@ async def said(path: str, seconds: float = 30.0) -> list[int]:
         return [int(word) for word in file.read().split()]
 
 
-def what_is_open() -> dict[str, int]:
-    """Everything of this process that a worker might leave behind."""
+class Open(NamedTuple):
+    """Everything of this process that a worker might leave behind.
+
+    Children and tasks are told apart: one that was there before, and just ends, makes no room.
+    """
+
+    children: frozenset[psutil.Process]
+    tasks: frozenset[asyncio.Task[Any]]
+    threads: int
+    descriptors: int
+    segments: int
+
+    def beside(self, before: Open) -> dict[str, int]:
+        """How much of each kind there is that was not there before."""
+        more = {
+            "children": len(self.children - before.children),
+            "tasks": len(self.tasks - before.tasks),
+            "threads": self.threads - before.threads,
+            "descriptors": self.descriptors - before.descriptors,
+            "segments": self.segments - before.segments,
+        }
+        return {name: number for name, number in more.items() if number > 0}
+
+
+def what_is_open() -> Open:
     gc.collect()
     process = psutil.Process()
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    return {
-        "descriptors": process.num_fds(),
-        "children": len(process.children(recursive=True)),
-        "tasks": len(tasks),
-        "threads": process.num_threads(),
-        "segments": segments(),
-    }
+    return Open(
+        children=frozenset(process.children(recursive=True)),
+        tasks=frozenset(asyncio.all_tasks() - {asyncio.current_task()}),
+        threads=process.num_threads(),
+        descriptors=process.num_fds(),
+        segments=segments(),
+    )
 
 
 def segments() -> int:
@@ -66,14 +89,10 @@ def segments() -> int:
         return sum("memfd:gymrl" in line or "/dev/shm/" in line for line in file)
 
 
-async def what_is_left(before: dict[str, int], seconds: float = 5.0) -> dict[str, int]:
+async def what_is_left(before: Open, seconds: float = 30.0) -> dict[str, int]:
     """What is open now and was not before; so many seconds are given to what is just ending."""
     left: dict[str, int] = {}
     with anyio.move_on_after(seconds):
-        while True:
-            now = what_is_open()
-            left = {name: now[name] - before[name] for name in before if now[name] != before[name]}
-            if not left:
-                break
+        while left := what_is_open().beside(before):
             await anyio.sleep(0.05)
     return left
