@@ -13,6 +13,7 @@ Programs send no ``Origin`` and name what they connect to, so none of it concern
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 from http import HTTPStatus
@@ -46,6 +47,10 @@ def guard(listens_on: str) -> Middleware:
     """
     is_local = is_loopback(listens_on)
 
+    @functools.lru_cache(maxsize=64)
+    def may_ask_for(host: str) -> bool:
+        return not is_local or _is_certain(_name(f"//{host}"), listens_on)
+
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         origin, host = request.headers.get("Origin"), request.headers.get("Host")
@@ -54,7 +59,7 @@ def guard(listens_on: str) -> Middleware:
                 HTTPStatus.FORBIDDEN,
                 f"requests of web pages are not served here, and this one is of {origin[:200]!r}",
             )
-        if is_local and host is not None and not _is_certain(_name(f"//{host}"), listens_on):
+        if host is not None and not may_ask_for(host):
             return _refusal(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"this server listens on {listens_on} and is asked for {host[:200]!r}; ask for its "
