@@ -77,6 +77,9 @@ async def gather_bounded(
             cancelled and have ended by then.
     """
     values = list(items)
+    if len(values) == 1:
+        # In the caller's own task: a group for it would take longer than many a call.
+        return [await function(values[0])]
     results: list[R | None] = [None] * len(values)
     limiter = anyio.CapacityLimiter(limit) if limit else contextlib.nullcontext()
     first_error: list[Exception] = []

@@ -45,6 +45,15 @@ async def test_gathered_results_come_in_the_order_of_the_items():
     assert await gather_bounded(slower_first, [1, 2, 3]) == [10, 20, 30]
 
 
+async def test_a_single_item_needs_no_task_of_its_own():
+    async def task_of(_: int) -> int:
+        return anyio.get_current_task().id
+
+    own = anyio.get_current_task().id
+    assert await gather_bounded(task_of, [1], limit=3) == [own]
+    assert own not in await gather_bounded(task_of, [1, 2])
+
+
 async def test_no_more_than_the_limit_run_at_a_time():
     running = 0
     most = 0
