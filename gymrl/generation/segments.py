@@ -79,7 +79,8 @@ class TurnEncoder:
             ids.extend(self._turn(text[start : found.end()]))
             start = found.end()
         if start < len(text):
-            ids.extend(self._ids(text[start:]))
+            # What opens the next turn is the same in every prompt.
+            ids.extend(self._turn(text[start:]))
         return ids
 
     def _ids(self, text: str) -> list[int]:

@@ -55,9 +55,10 @@ def test_a_turn_is_tokenised_once_for_all_conversations_that_hold_it():
     chat = family("qwen3")
     turns = [f"<|im_start|>user\nquestion {n}{END}" for n in range(4)]
     encoder = encoder_of(chat)
-    encoder.encode("".join(turns[:2]))
+    opening = "<|im_start|>assistant\n"
+    encoder.encode(turns[0] + turns[1] + opening)
     held = encoder.nbytes
-    encoder.encode("".join(turns[:2]) + "<|im_start|>assistant\n")
+    encoder.encode(turns[1] + turns[0] + turns[1] + opening)
     assert encoder.nbytes == held
     encoder.encode("".join(turns[:3]))
     assert encoder.nbytes > held
