@@ -1,6 +1,7 @@
 import json
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from gymrl.errors import GenerationError
@@ -39,14 +40,15 @@ def chunks_of(sample, num_choices=2, usage=None):
     )
 
 
-async def later_choices_first(index, on_token):
-    await anyio.sleep(0 if index else 0.02)
-    on_token(40 + index, -0.5)
-    return f"choice {index}"
-
-
 async def test_every_choice_is_opened_then_told_as_it_comes_and_used_tokens_last():
     client = Client()
+
+    async def later_choices_first(index, on_token):
+        while index == 0 and '"whole": "choice 1"' not in json.dumps(client.events):
+            await anyio.lowlevel.checkpoint()
+        on_token(40 + index, -0.5)
+        return f"choice {index}"
+
     await write_chunks(client, chunks_of(later_choices_first, usage=lambda all_: {"of": all_}))
     assert client.events == [
         {"id": "x", "choices": [{"index": 0}]},

@@ -64,10 +64,10 @@ def test_the_calculator_computes(expression, value):
     ],
 )
 def test_the_calculator_refuses_what_is_no_bounded_arithmetic_and_quickly(expression):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ArithmeticProblem):
         evaluate(expression)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

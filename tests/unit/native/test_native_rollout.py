@@ -396,9 +396,11 @@ async def test_a_group_is_yielded_while_another_still_generates():
 
 
 async def test_a_stream_raises_after_the_groups_that_were_complete():
+    other_came = anyio.Event()
+
     async def answer(prompt_ids, sampling):
         if prompt_ids == [ord("a")]:
-            await anyio.sleep(0.01)
+            await other_came.wait()
             raise GenerationError("broken")
         return says("x")
 
@@ -406,6 +408,7 @@ async def test_a_stream_raises_after_the_groups_that_were_complete():
         [a_prompt("a"), a_prompt("b")], one_turn, ScriptedGenerator(answer), max_data_attempts=1
     )
     assert (await anext(groups)).index == 1
+    other_came.set()
     with pytest.raises(RolloutDataFailure, match=r"row 0.*broken"):
         await anext(groups)
 

@@ -242,9 +242,9 @@ class Liar(Scripted):
 
     async def run_rollouts(self, rows: list[Row], timer_prefix: str) -> AsyncIterator[RowResult]:
         for row in rows:
-            await anyio.sleep(0.05 if row.index else 0)
-            index = 1 if row.index == 0 else row.index
-            yield RowResult(index=index, agent="a", outcome=self.outcome(row, OK))
+            if row.index:
+                await anyio.sleep_forever()
+            yield RowResult(index=1, agent="a", outcome=self.outcome(row, OK))
 
 
 async def test_an_answer_for_another_workers_row_is_refused():
