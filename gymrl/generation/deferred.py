@@ -17,7 +17,8 @@ from gymrl.concurrency import OwnedTasks
 from gymrl.errors import GenerationError, WeightUpdateError
 from gymrl.generation.base import fault_of
 from gymrl.generation.images import ImageGenerator
-from gymrl.generation.weights import INITIAL_VERSION, adopt_weights
+from gymrl.generation.weight_refusal import sender_told
+from gymrl.generation.weights import INITIAL_VERSION, adopt_weights, weight_takers
 
 if TYPE_CHECKING:
     from gymrl.config import SamplingParams
@@ -166,15 +167,20 @@ class DeferredGenerator:
         self, source: WeightSource, version: str, *, pause: PauseMode = "keep"
     ) -> None:
         """See :meth:`gymrl.generation.weights.UpdatableGenerator.update_weights`."""
-        try:
-            generator = self._check()
-        except GenerationError as error:
-            raise WeightUpdateError(
-                f"weights {version!r} from {source} were not taken: {error}",
-                version=version,
-                source=str(source),
-            ) from error
+        async with sender_told(source):
+            try:
+                generator = self._check()
+            except GenerationError as error:
+                raise WeightUpdateError(
+                    f"weights {version!r} from {source} were not taken: {error}",
+                    version=version,
+                    source=str(source),
+                ) from error
         await generator.update_weights(source, version, pause=pause)
+
+    async def weight_takers(self) -> list[str]:
+        """See :func:`gymrl.generation.weights.weight_takers`."""
+        return await weight_takers(self._check())
 
     async def adopt_weights(self, version: str) -> None:
         """See :func:`gymrl.generation.weights.adopt_weights`."""

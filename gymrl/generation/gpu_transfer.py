@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,14 @@ from torch._C._distributed_c10d import TCPStore
 
 from gymrl.errors import WeightUpdateError
 from gymrl.generation.cuda_handles import Handles, from_plain, shared_handle, to_plain
-from gymrl.generation.weight_transfer import check_announced, described, whole
+from gymrl.generation.weight_meeting import refused
+from gymrl.generation.weight_transfer import check_announced, described, not_taken, whole
 from gymrl.generation.weights import IPC_BACKEND, NCCL_BACKEND, TransferWeights
 
 if TYPE_CHECKING:
     import socket
 
-    from gymrl.generation.weight_transfer import Meeting
+    from gymrl.generation.weight_meeting import Meeting
 
 BUFFER_BYTES = 256 << 20
 """Tensors go out packed in pieces of this size; the engine sets as much aside, twice."""
@@ -55,26 +56,32 @@ class NcclSender:
         self._port = self._listener.getsockname()[1]
         self._group: Any = None
         self._announced: dict[str, Any] | None = None
+        self._refusal: Future[None] = Future()
 
     def weights(self, state: Mapping[str, torch.Tensor]) -> TransferWeights:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
+        if self._refusal.done():
+            self.close()
+            self._refusal = Future()
+        if self._group is None and self._listener is None:
+            self._listener = self._meeting.listen()
+            self._port = self._listener.getsockname()[1]
         self._announced = described(state)
         return nccl_weights(self._meeting, self._port, self._announced)
 
     def send(self, state: Mapping[str, torch.Tensor]) -> None:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`.
 
-        Tensors of the host, or of another GPU, are copied to this one first.
+        Tensors of the host, or of another GPU, are copied to this one first. What NCCL still waits
+        for when the workers have refused stays in a thread of its own.
         """
         check_announced(state, self._announced)
+        seconds, whom = self._meeting.timeout_s, "the engines' workers"
         try:
-            within(self._meeting.timeout_s, lambda: self._send(state), "the engines' workers")
+            within(seconds, lambda: self._send(state), whom, self._refusal)
         except (RuntimeError, TimeoutError) as error:
             self.close()
-            raise WeightUpdateError(
-                f"the engines' workers did not take the tensors: {error}; update_weights must run "
-                f"at the same time, and says what they met. Make another sender"
-            ) from error
+            raise not_taken(error) from error
 
     def _send(self, state: Mapping[str, torch.Tensor]) -> None:
         # What is current is so for each thread.
@@ -97,8 +104,13 @@ class NcclSender:
     def _join(self) -> Any:
         listener, self._listener = self._listener, None
         if listener is None:
-            raise RuntimeError("this sender is closed, or lost its workers in an earlier update")
+            raise RuntimeError("nobody awaits these weights: call weights() first")
         return join_nccl(self._meeting, listener, self._device)
+
+    def refuse(self, reason: BaseException) -> None:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
+        if not self._refusal.done():
+            self._refusal.set_exception(refused(reason))
 
     def close(self) -> None:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
@@ -215,6 +227,9 @@ class IpcSender:
     def send(self, state: Mapping[str, torch.Tensor]) -> None:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`. There is nothing to wait for."""
 
+    def refuse(self, reason: BaseException) -> None:
+        """See :class:`~gymrl.generation.weight_transfer.WeightSender`. Nothing waits."""
+
     def close(self) -> None:
         """See :class:`~gymrl.generation.weight_transfer.WeightSender`."""
         if self._shown:
@@ -257,12 +272,20 @@ def current_gpu(transfer: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def within(seconds: float, work: Callable[[], None], whom: str) -> None:
+def within(
+    seconds: float, work: Callable[[], None], whom: str, refusal: Future[None] | None = None
+) -> None:
     """Do what may never end, because NCCL waits for a peer that is gone.
+
+    Args:
+        seconds: How long it may take.
+        work: Done in a thread of its own.
+        whom: It waits for.
+        refusal: Ends the wait when it has an error.
 
     Raises:
         TimeoutError: It took longer; its thread stays, and ends with the process at the latest.
-        BaseException: What `work` raised.
+        BaseException: What `work` raised; or of the refusal, and then the thread stays too.
     """
     done: Future[None] = Future()
 
@@ -275,12 +298,14 @@ def within(seconds: float, work: Callable[[], None], whom: str) -> None:
             done.set_result(None)
 
     threading.Thread(target=run, name="gymrl-weights", daemon=True).start()
-    try:
-        done.result(seconds)
-    except TimeoutError as error:
-        if done.done():
-            raise
-        raise TimeoutError(f"{whom} did not answer within {seconds:g} s (timeout_s)") from error
+    awaited = [done] if refusal is None else [done, refusal]
+    wait(awaited, seconds, FIRST_COMPLETED)
+    if done.done():
+        done.result()
+    elif refusal is not None and refusal.done():
+        refusal.result()
+    else:
+        raise TimeoutError(f"{whom} did not answer within {seconds:g} s (timeout_s)")
 
 
 def _tensor_of(item: tuple[str, torch.Tensor]) -> torch.Tensor:

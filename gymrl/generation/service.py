@@ -21,7 +21,7 @@ from gymrl.generation.ledger import LedgerBook
 from gymrl.generation.loading import load_generator
 from gymrl.generation.policy import Policy
 from gymrl.generation.server import GenerationServer
-from gymrl.generation.weights import PauseMode, WeightSource, adopt_weights
+from gymrl.generation.weights import PauseMode, WeightSource, adopt_weights, weight_takers
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,15 @@ class GenerationService(Actor):
             WeightUpdateError: They were not taken; the old ones serve on.
         """
         await self._generator.update_weights(source, version, pause=pause)
+
+    async def weight_takers(self) -> list[str]:
+        """See :func:`gymrl.generation.weights.weight_takers`; waits for the model.
+
+        Raises:
+            GenerationError: The generator does not serve.
+        """
+        await self.wait_ready()
+        return await weight_takers(self._generator)
 
     async def adopt_weights(self, version: str) -> None:
         """See :func:`gymrl.generation.weights.adopt_weights`.

@@ -42,6 +42,7 @@ from gymrl.generation.model_loading import (
 from gymrl.generation.models import resolve_model
 from gymrl.generation.route_capture import RouteCapture
 from gymrl.generation.weight_exchange import Tensors, WeightUpdate, copy_weights, read_weights
+from gymrl.generation.weight_refusal import sender_told
 from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_pause
 
 if TYPE_CHECKING:
@@ -219,21 +220,27 @@ class TransformersGenerator:
         self, source: WeightSource, version: str, *, pause: PauseMode = "keep"
     ) -> None:
         """See :meth:`gymrl.generation.weights.UpdatableGenerator.update_weights`."""
-        check_pause(pause)
-        try:
-            tensors = await anyio.to_thread.run_sync(self._read_weights, source)
-            update = WeightUpdate(tensors, version, pause)
-            self._take_turn(update)
-            await _until_settled(update.future)
-        except WeightUpdateError as error:
-            serving = None if self._closing else self.weight_version
-            rest = "nothing serves" if serving is None else f"version {serving!r} goes on serving"
-            raise WeightUpdateError(
-                f"weights {version!r} from {source} were not taken: {error}; {rest}",
-                version=version,
-                serving=serving,
-                source=str(source),
-            ) from error
+        async with sender_told(source):
+            check_pause(pause)
+            try:
+                tensors = await anyio.to_thread.run_sync(self._read_weights, source)
+                update = WeightUpdate(tensors, version, pause)
+                self._take_turn(update)
+                await _until_settled(update.future)
+            except WeightUpdateError as error:
+                raise self._update_error(error, source, version) from error
+
+    def _update_error(
+        self, error: WeightUpdateError, source: WeightSource, version: str
+    ) -> WeightUpdateError:
+        serving = None if self._closing else self.weight_version
+        rest = "nothing serves" if serving is None else f"version {serving!r} goes on serving"
+        return WeightUpdateError(
+            f"weights {version!r} from {source} were not taken: {error}; {rest}",
+            version=version,
+            serving=serving,
+            source=str(source),
+        )
 
     def _take_turn(self, update: WeightUpdate) -> None:
         with self._wake:

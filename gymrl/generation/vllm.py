@@ -35,6 +35,7 @@ from gymrl.generation.checkpoints import (
 from gymrl.generation.models import resolve_model
 from gymrl.generation.vllm_process import engine_environment, is_cpu_build
 from gymrl.generation.vllm_sampling import generated, with_routes
+from gymrl.generation.weight_refusal import sender_told
 from gymrl.generation.weights import (
     INITIAL_VERSION,
     DirectoryWeights,
@@ -257,6 +258,10 @@ class VllmGenerator:
         given = last.routed_experts if last else None
         return with_routes(answer, given, self._routes_dtype, len(prompt_ids))
 
+    async def weight_takers(self) -> list[str]:
+        """The model of the engine, if it was started for transfers of weights; else nothing."""
+        return [] if self._engine.transfer_backend is None else [self._engine.model]
+
     async def update_weights(
         self, source: WeightSource, version: str, *, pause: PauseMode = "keep"
     ) -> None:
@@ -267,8 +272,8 @@ class VllmGenerator:
         failed twice over (neither the new weights nor the old ones could be loaded) every call is
         refused until an update succeeds.
         """
-        check_pause(pause)
-        async with self._updates:
+        async with sender_told(source), self._updates:
+            check_pause(pause)
             try:
                 await self._update(source, version, pause)
             except GenerationError as error:

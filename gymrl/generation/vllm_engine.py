@@ -87,12 +87,15 @@ class VllmEngine:
         engine: Started.
         model: As errors name it.
         returns_routes: It was started to return routes.
+
+    Attributes:
+        model: As errors name it.
     """
 
     def __init__(self, engine: Any, model: str, *, returns_routes: bool = False) -> None:
         self._engine = engine
         self._returns_routes = returns_routes
-        self._model = model
+        self.model = model
 
     @classmethod
     def start(cls, source: str, config: GenerationConfig) -> VllmEngine:
@@ -253,7 +256,7 @@ class VllmEngine:
 
     def _open(self) -> Any:
         if self._engine is None:
-            raise GenerationError(f"vLLM's engine of {self._model} is closed")
+            raise GenerationError(f"vLLM's engine of {self.model} is closed")
         return self._engine
 
     async def shut_down(self) -> None:
@@ -284,16 +287,16 @@ class VllmEngine:
                 return error
             case EngineDeadError():
                 return GeneratorDiedError(
-                    f"vLLM's engine of {self._model} ended while it was asked; start the "
+                    f"vLLM's engine of {self.model} ended while it was asked; start the "
                     "generator again",
-                    model=self._model,
+                    model=self.model,
                 )
             case VLLMClientError():
                 return GenerationRequestError(f"vLLM refuses the request: {error}")
             case _:
                 cause = error.__cause__ or error
                 return GenerationError(
-                    f"vLLM could not serve {self._model}: {type(cause).__name__}: {cause}"
+                    f"vLLM could not serve {self.model}: {type(cause).__name__}: {cause}"
                 )
 
 

@@ -42,6 +42,7 @@ from gymrl.generation.vllm_wire import (
     request_body,
     sampling_fields,
 )
+from gymrl.generation.weight_refusal import sender_told
 
 if TYPE_CHECKING:
     from gymrl.config import LogprobsMode, RoutesDtype, SamplingParams, VllmConfig
@@ -366,16 +367,20 @@ class RemoteVllmGenerator:
                 is None when no server is left, its `num_engines` says for how many a sender must
                 be made.
         """
-        if self._closed:
-            raise WeightUpdateError("the generator is closed", version=version, source=str(source))
         try:
-            brought = await self._fleet.update(source, version, pause)
+            async with sender_told(source):
+                self._check_open(source, version)
+                brought = await self._fleet.update(source, version, pause)
         finally:
             if self._balancer.out():
                 self._is_out.set()
         await gather_bounded(
             self._look_again, [u for u in self._balancer.out() if u.url in brought]
         )
+
+    def _check_open(self, source: WeightSource, version: str) -> None:
+        if self._closed:
+            raise WeightUpdateError("the generator is closed", version=version, source=str(source))
 
     async def adopt_weights(self, version: str) -> None:
         """Take servers that name this version for up to date, and leave out the others.

@@ -7,12 +7,11 @@ leaves the model as it was. That takes the host's memory for one more copy of th
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -28,15 +27,15 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from gymrl.generation.cuda_handles import from_plain, to_arguments
-from gymrl.generation.weight_transfer import as_bytes, broadcast, join
+from gymrl.generation.weight_meeting import Meeting, WeightGroup, as_bytes, visit
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroupGloo
+    from collections.abc import Iterator
 
 
 @dataclass
 class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not checked
-    """Where the trainer is; see :class:`~gymrl.generation.weight_transfer.Meeting`."""
+    """Where the trainer is; see :class:`~gymrl.generation.weight_meeting.Meeting`."""
 
     host: str
     port: int
@@ -62,10 +61,28 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
     update_info_cls = GlooUpdate
     has_touched_model = False
     """Whether the latest update came as far as the model."""
-    _group: ProcessGroupGloo | None = None
+    _group: WeightGroup | None = None
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
-        """Join the trainer's group; blocks until every worker has."""
+        """Join the trainer's group; blocks until every worker has, or one refuses."""
+        self.leave("another trainer was met")
+        parallel = self.parallel_config
+        num_engines = (init_info.world_size - 1) // max(1, init_info.num_workers)
+        meeting = Meeting(
+            num_engines,
+            init_info.num_workers,
+            init_info.host,
+            init_info.port,
+            init_info.timeout_s,
+        )
+        store = visit(init_info.host, init_info.port, init_info.timeout_s)
+        self._group = WeightGroup(store, init_info.first_rank + parallel.rank, meeting)
+        del store  # so that an error's frames hold no connection
+        with self._told():
+            self._check(init_info)
+            self._group.join()
+
+    def _check(self, init_info: GlooInit) -> None:
         parallel = self.parallel_config
         if parallel.data_parallel_size > 1:
             raise ValueError(
@@ -76,15 +93,22 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
                 f"the engine has {parallel.world_size} workers, the sender was made for "
                 f"{init_info.num_workers}; make it with num_workers={parallel.world_size}"
             )
-        self.shutdown()
-        store = TCPStore(
-            init_info.host,
-            init_info.port,
-            is_master=False,
-            timeout=timedelta(seconds=init_info.timeout_s),
-        )
-        rank = init_info.first_rank + parallel.rank
-        self._group = join(store, rank, init_info.world_size, init_info.timeout_s)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong here is told to the trainer and the other workers, and the group left."""
+        try:
+            yield
+        except BaseException as error:
+            self.leave(f"{type(error).__name__}: {error}")
+            raise
+
+    def leave(self, reason: str) -> None:
+        """Leave the group, so that nobody in it waits for this worker."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.say_refused(reason)
+            group.close()
 
     def start_weight_update(self) -> None:
         """Nothing yet: the model is touched when everything is here."""
@@ -102,20 +126,22 @@ class GlooTransferEngine(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: i
         if self._group is None:
             raise RuntimeError("init_weight_transfer_engine was not called")
         received: list[tuple[str, torch.Tensor]] = []
-        for name, dtype, shape in zip(
-            update_info.names, update_info.dtype_names, update_info.shapes, strict=True
-        ):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            broadcast(self._group, as_bytes(tensor))
-            received.append((name, tensor))
-        self.has_touched_model = True
-        initialize_layerwise_reload(self.model)
-        self.model.load_weights((name, tensor.to(self.device)) for name, tensor in received)
-        finalize_layerwise_reload(self.model, self.model_config)
+        with self._told():
+            self._group.begin()
+            for name, dtype, shape in zip(
+                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+            ):
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+                self._group.broadcast(as_bytes(tensor))
+                received.append((name, tensor))
+            self.has_touched_model = True
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights((name, tensor.to(self.device)) for name, tensor in received)
+            finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         """Leave the group."""
-        self._group = None
+        self.leave("the engine ended")
 
 
 class IpcTransferEngine(IPCWeightTransferEngine):  # type: ignore[misc]  # as above

@@ -76,6 +76,8 @@ class WeightUpdateExtension:
         self._weight_update_active = False
         engine = self.weight_transfer_engine
         engine.reset_weight_update_target()
+        if hasattr(engine, "leave"):
+            engine.leave("the update was abandoned")
         if not getattr(engine, "has_touched_model", True):
             return False
         undo_load(self.model_runner.get_model(), self.model_config)

@@ -21,20 +21,19 @@ turn comes: every other rank of the mesh calls :func:`take_part` meanwhile.
 
 from __future__ import annotations
 
-import socket
-import uuid
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import ProcessGroupGloo
+import anyio
+import anyio.to_thread
 
-from gymrl.addresses import address_family
 from gymrl.config import require
 from gymrl.errors import WeightUpdateError
+from gymrl.generation.weight_meeting import Meeting, WeightGroup, as_bytes
 from gymrl.generation.weights import GLOO_BACKEND, IPC_BACKEND, NCCL_BACKEND, TransferWeights
+
+if TYPE_CHECKING:
+    import torch
 
 Transfer = Literal["gloo", "nccl", "ipc"]
 """How tensors travel from a trainer to engines."""
@@ -61,15 +60,31 @@ class WeightSender(Protocol):
     def send(self, state: Mapping[str, torch.Tensor]) -> None:
         """Send every tensor, in order; blocks until the workers have them all.
 
-        It can't be cancelled; it ends when a deadline of the sender has passed without a worker.
+        It can't be cancelled. It ends at once when an engine or one of its workers refuses the
+        weights, and when :meth:`refuse` is called; else when a deadline of the sender has passed
+        without a worker.
 
         Raises:
-            WeightUpdateError: No worker joined, or one is gone. Make another sender then.
+            WeightUpdateError: A worker refused, did not come, or is gone; the text says which one
+                and why. Those who came are left, and the next :meth:`weights` meets them anew.
+        """
+        ...
+
+    def refuse(self, reason: BaseException) -> None:
+        """The weights are not taken, as whoever had them taken knows; a running send ends with it.
+
+        For any thread, at any time before the next :meth:`weights`. :func:`deliver` calls it.
+
+        Args:
+            reason: What ``update_weights`` raised.
         """
         ...
 
     def close(self) -> None:
-        """Leave the workers, and let go of memory that they read. Safe to call twice."""
+        """Leave the workers, and let go of memory that they read. Safe to call twice.
+
+        :meth:`weights` begins anew.
+        """
         ...
 
 
@@ -110,48 +125,51 @@ def weight_sender(
     return NcclSender(place) if transfer == "nccl" else IpcSender(num_engines)
 
 
-class Meeting:
-    """Where a trainer and the workers of its engines meet, and how many they are.
+async def deliver(
+    sender: WeightSender,
+    state: Mapping[str, torch.Tensor],
+    take: Callable[[TransferWeights], Awaitable[None]],
+) -> None:
+    """Send weights from a thread, and have engines take them; ends when both sides have ended.
+
+    Where one side fails the other one is told, and nothing waits out a deadline. The next update
+    may go through the same sender. Cancelling it cancels `take`, and with it the send.
 
     Args:
-        num_engines: See :func:`weight_sender`, as for the others.
-        num_workers: Of each engine.
-        host: Of the trainer.
-        port: 0: a free one.
-        timeout_s: How long they wait for each other.
+        sender: For as many engines as take the weights.
+        state: All of them.
+        take: Has the engines take what it is given: calls ``update_weights``.
+
+    Raises:
+        WeightUpdateError: They were not taken. What an engine says goes before what the sender met.
+        BaseException: What else `take` raised.
     """
+    weights = sender.weights(state)
+    met: list[Exception] = []
+    refusal: Exception | None = None
 
-    def __init__(
-        self, num_engines: int, num_workers: int, host: str, port: int, timeout_s: float
-    ) -> None:
-        self.num_engines = num_engines
-        self.num_workers = num_workers
-        self.host = host
-        self.port = port
-        self.timeout_s = timeout_s
-        self.sender = uuid.uuid4().hex
-
-    @property
-    def world_size(self) -> int:
-        """The trainer, and every worker."""
-        return 1 + self.num_engines * self.num_workers
-
-    def first_rank(self, engine: int) -> int:
-        """Rank of an engine's first worker; the trainer's is 0."""
-        return 1 + engine * self.num_workers
-
-    def listen(self) -> socket.socket:
-        """Where the workers come, on the host's interface alone; torch would take all of them.
-
-        Raises:
-            WeightUpdateError: The address is not this host's, or the port is taken.
-        """
+    async def send() -> None:
         try:
-            return socket.create_server((self.host, self.port), family=address_family(self.host))
-        except OSError as error:
-            raise WeightUpdateError(
-                f"can't listen on {self.host}:{self.port} for the engines' workers: {error}"
-            ) from error
+            await anyio.to_thread.run_sync(sender.send, state)
+        except Exception as error:  # noqa: BLE001 - raised when both sides have ended
+            met.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(send)
+        try:
+            await take(weights)
+        except anyio.get_cancelled_exc_class():
+            sender.refuse(WeightUpdateError("the update was cancelled"))
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            refusal = error
+            sender.refuse(error)
+    if refusal is not None:
+        if met:
+            refusal.add_note(f"The sender: {met[0]}")
+        raise refusal
+    if met:
+        raise met[0]
 
 
 class GlooSender:
@@ -166,22 +184,20 @@ class GlooSender:
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
-        listener = meeting.listen()
-        self._port = listener.getsockname()[1]
-        self._store: TCPStore | None = TCPStore(
-            meeting.host,
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=meeting.timeout_s),
-            master_listen_fd=listener.detach(),
-            use_libuv=True,
-        )
-        self._group: ProcessGroupGloo | None = None
+        self._port = 0
         self._announced: dict[str, Any] | None = None
+        self._group: WeightGroup | None = None
+        self._open()
+
+    def _open(self) -> None:
+        self._group, self._port = WeightGroup.hosted(self._meeting)
 
     def weights(self, state: Mapping[str, torch.Tensor]) -> TransferWeights:
         """See :class:`WeightSender`."""
+        if self._group is not None and self._group.is_refused:
+            self.close()
+        if self._group is None:
+            self._open()
         self._announced = described(state)
         meeting = self._meeting
         return TransferWeights(
@@ -202,27 +218,40 @@ class GlooSender:
 
     def send(self, state: Mapping[str, torch.Tensor]) -> None:
         """See :class:`WeightSender`. Tensors of a GPU are copied to the host one by one."""
-        if self._store is None:
-            raise WeightUpdateError(
-                "this sender is closed, or lost its workers in an earlier update; make another one"
-            )
-        check_announced(state, self._announced)
+        group = self._group
+        if group is None:
+            raise WeightUpdateError("nobody awaits these weights: call weights() first")
         try:
-            if self._group is None:
-                meeting = self._meeting
-                self._group = join(self._store, 0, meeting.world_size, meeting.timeout_s)
+            check_announced(state, self._announced)
+            if not group.is_joined:
+                group.join()
+            group.begin()
             for tensor in state.values():
-                broadcast(self._group, as_bytes(whole(tensor).cpu()))
-        except RuntimeError as error:
+                group.broadcast(as_bytes(whole(tensor).cpu()))
+        except BaseException as error:
+            # Workers that wait for the rest are told.
+            group.say_refused(f"{type(error).__name__}: {error}")
             self.close()
-            raise WeightUpdateError(
-                f"the engines' workers did not take the tensors: {error}; update_weights must run "
-                f"at the same time, and says what they met"
-            ) from error
+            if isinstance(error, WeightUpdateError):
+                raise not_taken(error) from error
+            raise
+
+    def refuse(self, reason: BaseException) -> None:
+        """See :class:`WeightSender`."""
+        if self._group is not None:
+            self._group.refuse(reason)
 
     def close(self) -> None:
         """See :class:`WeightSender`."""
-        self._group = self._store = None
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
+def not_taken(error: Exception) -> WeightUpdateError:
+    """What a sender raises for what its workers, or the way to them, met."""
+    fields = error.fields if isinstance(error, WeightUpdateError) else {}
+    return WeightUpdateError(f"the engines' workers did not take the tensors: {error}", **fields)
 
 
 def described(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -258,29 +287,3 @@ def take_part(state: Mapping[str, torch.Tensor]) -> None:
     """On ranks that send nothing: gather what the sender's rank gathers, in the same order."""
     for tensor in state.values():
         whole(tensor)
-
-
-def join(store: Store, rank: int, world_size: int, timeout_s: float) -> ProcessGroupGloo:
-    """Join trainer (rank 0) and workers; blocks until all are there.
-
-    Raises:
-        RuntimeError: They were not within `timeout_s`.
-    """
-    prefixed = PrefixStore("gymrl-weights", store)
-    return ProcessGroupGloo(prefixed, rank, world_size, timedelta(seconds=timeout_s))
-
-
-def broadcast(group: ProcessGroupGloo, data: torch.Tensor) -> None:
-    """From the trainer to every worker.
-
-    Raises:
-        RuntimeError: Another process is gone, or does not answer.
-    """
-    if data.numel():
-        # torch's stubs leave the method out.
-        group.broadcast(data, 0).wait()  # type: ignore[attr-defined]
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, flat: gloo does not know every float type."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)

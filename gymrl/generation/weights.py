@@ -249,6 +249,17 @@ async def adopt_weights(generator: Generator, version: str) -> None:
     await adopt(version)
 
 
+async def weight_takers(generator: Generator) -> list[str]:
+    """Engines that a transfer of weights can go to now; a sender is made for so many.
+
+    Returns:
+        One for each of them, in the order of their places: a server's URL, or the model of the engine
+        that the generator holds. Empty: it takes no transfers.
+    """
+    takers = getattr(generator, "weight_takers", None)
+    return [] if takers is None else list(await takers())
+
+
 def _weight_tensor(name: str, value: Any) -> WeightTensor:
     if isinstance(value, WeightTensor):
         return value

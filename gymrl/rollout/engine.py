@@ -281,6 +281,19 @@ class RolloutEngine:
         """
         await self.fleet.update_weights(source, version, pause)
 
+    async def weight_takers(self) -> list[str]:
+        """Engines that a transfer of weights can go to now; a sender is made for so many.
+
+        Returns:
+            See :func:`~gymrl.generation.weights.weight_takers`.
+
+        Raises:
+            UnsupportedOptionError: The generator is somebody else's server.
+            GenerationError: It does not serve.
+            RolloutStreamError: It is lost.
+        """
+        return await self.fleet.weight_takers()
+
     async def health_check(self) -> None:
         """Ask every process whether it and its servers are well.
 

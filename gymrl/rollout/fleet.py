@@ -249,17 +249,26 @@ class Fleet:
 
         await gather_bounded(check, list(self._instances))
 
+    def _own_generator(self, asked: str) -> Instance:
+        generator = self._instances.get(GENERATION)
+        if generator is None:
+            raise UnsupportedOptionError(
+                f"{asked}: the generator is somebody else's server (gym.base_urls); "
+                "update it there",
+                setting="generation",
+            )
+        return generator
+
+    async def weight_takers(self) -> list[str]:
+        """See :meth:`RolloutEngine.weight_takers`."""
+        takers: list[str] = await self._own_generator("weight_takers").call("weight_takers")
+        return takers
+
     async def update_weights(
         self, source: WeightSource, version: str, pause: PauseMode = "keep"
     ) -> None:
         """Hand new weights to the generator; see :meth:`RolloutEngine.update_weights`."""
-        generator = self._instances.get(GENERATION)
-        if generator is None:
-            raise UnsupportedOptionError(
-                "update_weights: the generator is somebody else's server (gym.base_urls); "
-                "update it there",
-                setting="generation",
-            )
+        generator = self._own_generator("update_weights")
         async with self._updating:
             if isinstance(source, TransferWeights):
                 await generator.call("update_weights", source, version, pause)

@@ -185,6 +185,11 @@ class SyncRolloutEngine:
         self._require_open()
         self._portal.call(self._engine.update_weights, source, version, pause)
 
+    def weight_takers(self) -> list[str]:
+        """See :meth:`RolloutEngine.weight_takers`."""
+        self._require_open()
+        return self._portal.call(self._engine.weight_takers)
+
     def health_check(self) -> None:
         """See :meth:`RolloutEngine.health_check`."""
         self._require_open()

@@ -11,6 +11,7 @@ on its own GPU, and the engines read them there.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-# An engine whose trainer has gone says so at once; what it says is worth so long a wait.
+# A side whose other side has failed ends at once; what it says is worth so long a wait.
 _LAST_WORD_S = 5.0
 
 
@@ -152,12 +153,14 @@ class Transfers:
         sending = in_thread(lambda: sender.send(state))
         try:
             self.until_both(sending, taking, version)
-        except BaseException:
+        except BaseException as error:
             taking.cancel()
-            self._sender = None
+            sender.refuse(error)
             # One that is still in a collective is left behind, and ends with the process.
-            if sending.done():
+            if concurrent.futures.wait([sending], _LAST_WORD_S).done:
                 sender.close()
+            else:
+                self._sender = None
             raise
 
     def until_both(self, sending: Future[None], taking: Future[None], version: str) -> None:
@@ -187,9 +190,10 @@ class Transfers:
             if isinstance(met, ActorError | WeightUpdateError) and _has_died(met):
                 raise met from error
             they_say = "" if met is None else f"; {met}"
+            fields = error.fields | (met.fields if isinstance(met, WeightUpdateError) else {})
             raise WeightUpdateError(
                 f"weights {version!r} did not reach the generators of this node: {error}{they_say}",
-                version=version,
+                **fields | {"version": version},
             ) from error
 
     def given(self) -> None:

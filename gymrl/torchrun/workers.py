@@ -19,7 +19,13 @@ from gymrl.config import (  # noqa: TC001 - actors read annotations at run time
     GenerationConfig,
     GymConfig,
 )
-from gymrl.errors import ActorClosedError, ActorDiedError, GymrlError, WeightsLostError
+from gymrl.errors import (
+    ActorClosedError,
+    ActorDiedError,
+    GymrlError,
+    WeightsLostError,
+    WeightUpdateError,
+)
 from gymrl.generation.service import GenerationEndpoint, GenerationService
 from gymrl.generation.weights import TransferWeights
 from gymrl.gym.service import GymEndpoint, GymService
@@ -139,17 +145,21 @@ class NodeWorkers:
                     )
 
     async def _take_together(self, source: TransferWeights, version: str) -> None:
-        workers = [self.worker(label) for label in sorted(self._generators)]
+        labels = sorted(self._generators)
+        workers = [self.worker(label) for label in labels]
 
         async def take(index: int) -> None:
             part = source.for_engine(index, len(workers))
             try:
                 await workers[index].call("update_weights", part, version)
-            except Exception:
-                # The others wait for tensors that come no more, deaf to everything else.
+            except Exception as error:
+                # The others may wait for tensors that come no more, deaf to everything else.
                 for worker in workers:
                     if worker is not workers[index]:
                         worker.kill()
+                if isinstance(error, WeightUpdateError):
+                    text = f"{labels[index]}: {error}"
+                    raise type(error)(text, **error.fields) from error
                 raise
 
         self._sent_to.clear()

@@ -119,6 +119,7 @@ async def test_new_weights_serve_from_the_next_call_on(tiny_directory, tmp_path,
         with pytest.raises(WeightUpdateError, match="does not exist"):
             await service.call("update_weights", DirectoryWeights(path="/no/where"), "4")
         assert await service.call("weight_version") == "3"
+        assert await service.call("weight_takers") == []
     assert sampled[0] == sampled[2]
     assert sampled[1] == sampled[3]
     assert sampled[0] != sampled[1]

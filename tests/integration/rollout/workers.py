@@ -1,6 +1,7 @@
 """A Gym worker of the tests: it obeys the ``fake`` field of each row instead of calling an agent."""
 
 import json
+import math
 import os
 import pathlib
 import signal
@@ -17,6 +18,7 @@ from gymrl.config import GenerationConfig, GymConfig
 from gymrl.errors import ServerDiedError, WeightsLostError, WeightUpdateError
 from gymrl.generation.weights import PauseMode, WeightSource
 from gymrl.types import Failure, FailureKind, Reward, Row, RowResult, Trajectory, Turn
+from tests.integration.actors.watching import until
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -55,7 +57,10 @@ def result_of(row: Row, fake: dict, seed: int | None) -> RowResult:
 
 
 class FakeWorker(Actor):
-    """Emits rows in the order of their ``delay``; see :func:`FakeWorker._serve` for the rest."""
+    """Emits rows in the order of their ``delay``, each when its file ``until`` is there.
+
+    See :func:`FakeWorker._serve` for the rest.
+    """
 
     async def setup(self, config: GymConfig) -> None:
         self.config = config
@@ -91,6 +96,8 @@ class FakeWorker(Actor):
                 fake = fakes[row.index]
                 await anyio.sleep(max(0.0, fake.get("delay", 0) - passed))
                 passed = max(passed, fake.get("delay", 0))
+                if "until" in fake:
+                    await until(pathlib.Path(fake["until"]).exists, math.inf)
                 if fake.get("skip"):
                     continue
                 result = self._serve(row, fake, bodies[row.index])
@@ -175,3 +182,6 @@ class PortedGeneration(FakeGeneration):
 
     async def weight_version(self) -> str:
         return self.version
+
+    async def weight_takers(self) -> list[str]:
+        return ["http://one:8000", "http://two:8000"]

@@ -211,7 +211,9 @@ async def test_a_trainer_sends_to_every_server_under_running_calls(
     await sampled_by_both(generator, second, "23")
 
 
-async def test_a_service_hands_transfers_on_and_says_for_how_many_servers(servers, trainer, models):
+async def test_a_service_hands_transfers_on_and_the_sender_hears_for_how_many_servers(
+    servers, trainer, models
+):
     vllm = VllmConfig(base_urls=servers.urls, update_servers=True, api_key_env=VARIABLE)
     config = engine_config(models.first, vllm=vllm)
     async with gymrl.spawn(GenerationService, in_process=True, config=config) as service:
@@ -220,6 +222,10 @@ async def test_a_service_hands_transfers_on_and_says_for_how_many_servers(server
         with pytest.raises(WeightUpdateError, match="make it with num_engines=2") as caught:
             await service.call("update_weights", for_one, "one")
         assert caught.value.num_engines == 2
+        assert "make it with num_engines=2" in await trainer.outcome()
+        takers = [url.removesuffix("/v1") for url in servers.urls]
+        assert await service.call("weight_takers") == takers
+        weights = await trainer.begin(Order(model=0))
         await service.call("update_weights", weights, "two")
         assert await trainer.outcome() == "sent"
         assert await service.call("weight_version") == "two"

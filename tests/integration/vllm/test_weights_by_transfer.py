@@ -96,7 +96,9 @@ async def test_a_trainer_that_is_not_there_leaves_the_old_weights_serving(genera
     assert len((await generator.generate(PROMPT, LONG)).token_ids) == 400
 
 
-async def test_a_transfer_that_does_not_fit_is_refused_before_the_trainer_is_asked(generator):
+async def test_a_transfer_that_does_not_fit_is_refused_before_the_trainer_is_asked(
+    generator, models
+):
     odd = {"names": ["odd"], "dtype_names": ["float32"], "shapes": [[3]]}
     weights = TransferWeights(backend=GLOO_BACKEND, init_info={}, update_info=odd)
     with pytest.raises(WeightUpdateError, match="1 unknown: odd"):
@@ -104,6 +106,7 @@ async def test_a_transfer_that_does_not_fit_is_refused_before_the_trainer_is_ask
     nccl = TransferWeights(backend="nccl", init_info={}, update_info={})
     with pytest.raises(WeightUpdateError, match=r"is gymrl_gloo; start it with .*backend: nccl"):
         await generator.update_weights(nccl, "nccl")
+    assert await generator.weight_takers() == [models.first]
     for_two = msgspec.structs.replace(weights, engines=({}, {}))
     with pytest.raises(WeightUpdateError, match=r"for 2 engines, and 1 take.*engines=1") as caught:
         await generator.update_weights(for_two, "two")
