@@ -49,7 +49,8 @@ def run_app(arguments: list[str]) -> int:
         code = exit_request.code
         return code if isinstance(code, int) else int(code is not None)
     except GymrlError as error:
-        return _fail(error, verbose)
+        has_option = arguments[:1] in (["rollout"], ["eval"])
+        return _fail(error, verbose, hints=has_option)
     except OSError as error:
         return _fail_by_system(error, verbose)
     except KeyboardInterrupt:
@@ -84,14 +85,14 @@ def _prepare_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _fail(error: GymrlError, verbose: bool) -> int:
+def _fail(error: GymrlError, verbose: bool, *, hints: bool) -> int:
     reason = _reason(error)
     text = reason.message
     if verbose:
         logging.getLogger("gymrl.cli").error("the command failed", exc_info=error)
     elif isinstance(reason, ActorStartError) and reason.remote_traceback:
         text = f"{text.removesuffix(reason.remote_traceback.rstrip()).rstrip()}"
-        text += " (--verbose shows where it was raised)"
+        text += " (--verbose shows where it was raised)" if hints else ""
     # Only a failure needs what draws tables.
     from gymrl.cli.consoles import printable_lines
 

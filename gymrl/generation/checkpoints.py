@@ -7,7 +7,9 @@ name carries the process that owns it; what a killed process left is swept at th
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +25,8 @@ import transformers
 from gymrl.errors import ConfigError, WeightUpdateError
 from gymrl.generation.weights import Manifest, WeightTensor, weight_files
 from gymrl.routed_experts import count_experts
+
+logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "gymrl-weights-"
@@ -147,7 +151,7 @@ def load_tokenizer(source: str) -> tuple[Any, list[int]]:
     """The tokenizer of `source`, and the tokens that end a turn.
 
     Raises:
-        ConfigError: The files are not there, or can't be read.
+        ConfigError: The files are not there, can't be read, or the tokenizer is not this model's.
     """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
@@ -159,6 +163,7 @@ def load_tokenizer(source: str) -> tuple[Any, list[int]]:
             "wrote, with the tokenizer in it",
             setting="model",
         ) from error
+    _check_vocabulary(source, tokenizer, config.get_text_config(decoder=True))
     try:
         named = transformers.GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:  # a checkpoint may do without the file
@@ -168,6 +173,38 @@ def load_tokenizer(source: str) -> tuple[Any, list[int]]:
     found = [named, tokenizer.eos_token_id]
     end_ids = [i for ids in found for i in (ids if isinstance(ids, list) else [ids])]
     return tokenizer, [int(i) for i in end_ids if i is not None]
+
+
+def _check_vocabulary(source: str, tokenizer: Any, config: Any) -> None:
+    """Refuse a tokenizer of another model, with which every prompt would be refused.
+
+    Raises:
+        ConfigError: What it makes of plain words, or of a conversation, is outside the vocabulary.
+    """
+    vocab_size = getattr(config, "vocab_size", None)
+    if vocab_size is None or len(tokenizer) <= vocab_size:
+        return
+    ids = list(tokenizer.encode("What is the capital of France?"))
+    if tokenizer.chat_template:
+        with contextlib.suppress(Exception):  # a template may refuse anything; others say so
+            message = {"role": "user", "content": "hi"}
+            text = tokenizer.apply_chat_template([message], tokenize=False)
+            ids += tokenizer.encode(text, add_special_tokens=False)
+    highest = max(ids)
+    if highest >= vocab_size:
+        raise ConfigError(
+            f"model={source!r}: its tokenizer has {len(tokenizer)} tokens and writes "
+            f"{tokenizer.convert_ids_to_tokens(highest)!r} ({highest}), the model has a vocabulary of "
+            f"{vocab_size}; take the model's own tokenizer, or resize its embeddings",
+            setting="model",
+        )
+    logger.warning(
+        "model=%r: its tokenizer has %d tokens and the model a vocabulary of %d; calls with the others "
+        "are refused",
+        source,
+        len(tokenizer),
+        vocab_size,
+    )
 
 
 def model_num_experts(source: str) -> int | None:

@@ -49,9 +49,11 @@ def load_model(source: str, config: GenerationConfig) -> Any:
             else transformers.AutoModelForCausalLM
         )
         model = loader.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # broken files raise whatever their reader stumbles over
         raise ConfigError(
-            f"model={config.model!r} can't be loaded from {source}: {error}", setting="model"
+            f"model={config.model!r} can't be loaded from {source}: {type(error).__name__}: {error}; "
+            "look whether its files are whole",
+            setting="model",
         ) from error
     return model.to("cuda" if use_gpu else "cpu").eval()
 
