@@ -60,10 +60,15 @@ def run_command(command, timeout, variables):
 
 
 @pytest.fixture(scope="session")
-def launch():
-    """Run a job on so many ranks; 0: under plain python."""
+def launch(tmp_path_factory):
+    """Run a job on so many ranks; 0: under plain python.
 
-    def run(name, *arguments, ranks=2, timeout=150, **variables):
+    With `all_speak` a rank that has said its error does not end before every other one has.
+    """
+
+    def run(name, *arguments, ranks=2, timeout=150, all_speak=False, **variables):
+        if all_speak:
+            variables["SPOKEN"] = str(tmp_path_factory.mktemp("spoken"))
         command = [sys.executable]
         if ranks:
             command += ["-m", "torch.distributed.run", "--standalone"]

@@ -28,14 +28,18 @@ class Running:
         self._directory = directory
         self._stack = stack
 
-    def start(self, name, *arguments, variables=None, of_host=None):
+    def start(self, name, *arguments, variables=None, of_host=None, all_speak=False):
+        """With `all_speak` a rank that has said its error does not end before every other one has."""
         self.launched = []
+        spoken = self._directory / "spoken"
+        spoken.mkdir()
+        common = {**(variables or {}), **({"SPOKEN": str(spoken)} if all_speak else {})}
         for host in self.hosts:
             streams = [
                 self._stack.enter_context((self._directory / f"{kind}{host.number}").open("w"))
                 for kind in ("out", "log")
             ]
-            own = {**(variables or {}), **(of_host or {}).get(host.number, {})}
+            own = {**common, **(of_host or {}).get(host.number, {})}
             script = [JOB, name, *map(str, arguments)]
             self.launched.append(host.launch(len(self.hosts), script, *streams, own))
 
@@ -99,7 +103,7 @@ def test_new_weights_reach_the_generators_of_every_host(job, tmp_path):
 
 
 def test_a_host_that_dies_ends_the_job_everywhere(job):
-    running = job(2, "endless", variables={"LINGER_S": "3"})
+    running = job(2, "endless", variables={"HEARTBEAT_S": "6"})
     running.until(0, lambda facts: facts.get("ready") == 3)
     running.hosts[1].kill()
     error = running.error(0)
@@ -108,7 +112,7 @@ def test_a_host_that_dies_ends_the_job_everywhere(job):
 
 
 def test_a_host_that_is_cut_off_is_found_on_both_sides(job):
-    running = job(2, "endless", variables={"LINGER_S": "3"})
+    running = job(2, "endless", variables={"HEARTBEAT_S": "6"})
     running.until(0, lambda facts: facts.get("ready") == 3)
     running.hosts[1].unplug()
     here, there = running.error(0), running.error(1)
@@ -121,7 +125,7 @@ def test_a_host_with_another_secret_is_refused(job):
     running = job(
         2,
         "collect",
-        variables={"LINGER_S": "3"},
+        all_speak=True,
         of_host={0: {"GYMRL_SECRET": "one" * 8}, 1: {"GYMRL_SECRET": "other" * 8}},
     )
     assert running.error(0)["error"] == "AuthenticationError"
@@ -129,7 +133,7 @@ def test_a_host_with_another_secret_is_refused(job):
 
 
 def test_a_worker_that_dies_on_another_host_is_told_of_with_its_exit_code(job):
-    running = job(2, "worker_dies", variables={"LINGER_S": "3", "DIE_ROW": "1"})
+    running = job(2, "worker_dies", all_speak=True, variables={"DIE_ROW": "1"})
     error = running.error(0)
     assert error["error"] == "RolloutStreamError"
     assert "exit code 3" in error["text"]

@@ -80,7 +80,7 @@ def test_a_rank_that_waits_does_not_burn_a_core(launch):
 
 @pytest.mark.parametrize("name", ["body_raises", "collective_waits"])
 def test_an_exception_on_one_rank_is_raised_on_all(launch, name):
-    job = launch(name, LINGER_S="3")
+    job = launch(name, all_speak=True)
     assert job.code != 0
     errors = job.errors()
     assert errors[1]["error"] == "KeyError"
@@ -91,7 +91,7 @@ def test_an_exception_on_one_rank_is_raised_on_all(launch, name):
 
 
 def test_a_failing_engine_ends_every_rank_with_its_error(launch):
-    job = launch("engine_fails", LINGER_S="2")
+    job = launch("engine_fails", all_speak=True)
     errors = job.errors()
     assert errors[0]["error"] == "RowValueError"
     assert "'nowhere'" in errors[0]["text"]
@@ -100,7 +100,7 @@ def test_a_failing_engine_ends_every_rank_with_its_error(launch):
 
 
 def test_a_killed_worker_without_restarts_ends_every_rank(launch):
-    job = launch("worker_dies", LINGER_S="2")
+    job = launch("worker_dies", all_speak=True)
     errors = job.errors()
     assert errors[0]["error"] == "RolloutStreamError"
     assert "exit code 3" in errors[0]["text"]
@@ -109,7 +109,7 @@ def test_a_killed_worker_without_restarts_ends_every_rank(launch):
 
 
 def test_a_rank_that_is_stopped_is_found_and_named_also_while_weights_are_gathered(launch):
-    job = launch("rank_stuck", LINGER_S="1")
+    job = launch("rank_stuck", HEARTBEAT_S="6")
     errors = job.errors()
     assert errors[0]["error"] == "RankFailedError"
     assert "rank 1" in errors[0]["text"]

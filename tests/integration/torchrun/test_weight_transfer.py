@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def test_engines_sample_from_what_was_sent_and_one_that_dies_ends_the_job(launch, tmp_path):
-    job = launch("transfer", build_word_model(tmp_path / "model", layers=1), LINGER_S="3")
+    job = launch("transfer", build_word_model(tmp_path / "model", layers=1), all_speak=True)
     updates = {facts["rank"]: [] for facts in job.said}
     for facts in job.said:
         if "gap" in facts:
