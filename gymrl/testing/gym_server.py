@@ -25,12 +25,14 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
+from gymrl.addresses import bound_socket
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.publication import split_address
 from gymrl.gym.registry import AGENTS, RegistryServer
 from gymrl.routed_experts import encode_routes, padded_routes
 
 if TYPE_CHECKING:
+    import socket
     from types import TracebackType
 
     from gymrl.types import RoutesArray
@@ -164,6 +166,7 @@ class FakeGymServer:
         app = self._registry.application(max_body_bytes=1 << 28)
         app.router.add_post("/run", self._run)
         self._listener = Listener(app, PortRange())
+        self._refusing: socket.socket | None = None
         self.requests: Counter[int] = Counter()
         self.bodies: dict[int, dict[str, Any]] = {}
         self.in_flight = 0
@@ -179,10 +182,9 @@ class FakeGymServer:
         """Listen, and publish the agents."""
         await self._listener.start()
         host, port = split_address(self.url)
-        closed = Listener(web.Application(), PortRange())
-        await closed.start()
-        _, refused_port = split_address(closed.url)
-        await closed.stop()
+        # Held, so that nobody else comes to listen there.
+        self._refusing = bound_socket("127.0.0.1", 0)
+        refused_port = self._refusing.getsockname()[1]
         ports = dict.fromkeys(self._agents, port) | {self.refused_agent: refused_port}
         config = {
             name: {AGENTS: {"fake": {"entrypoint": "app.py", "host": host, "port": agent_port}}}
@@ -192,6 +194,8 @@ class FakeGymServer:
 
     async def stop(self) -> None:
         """Stop listening; requests under way are cancelled. Safe to call twice."""
+        if self._refusing is not None:
+            self._refusing.close()
         await self._listener.stop()
 
     async def __aenter__(self) -> Self:

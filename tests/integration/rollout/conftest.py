@@ -20,7 +20,7 @@ def log(tmp_path):
 def make_engine(log):
     """An engine over fake workers; `options` go to the workers, the rest to the configuration."""
 
-    def make(options=None, *, observer=None, scoring=None, accept=None, **settings):
+    def make(options=None, *, observer=None, scoring=None, accept=None, policy=None, **settings):
         agent = {"responses_api_agents": {"fake": {"log": str(log), **(options or {})}}}
         gym = GymConfig(
             servers={"math": agent, "code": agent},
@@ -29,7 +29,7 @@ def make_engine(log):
         settings.setdefault("max_data_attempts", 1)
         settings.setdefault("retry_delay_s", 0.05)
         config = RolloutConfig(gym=gym, **settings)
-        fleet = Fleet(config, gym=FakeWorker, generation=FakeGeneration)
+        fleet = Fleet(config, gym=FakeWorker, generation=FakeGeneration, policy=policy)
         return RolloutEngine(config, observer=observer, scoring=scoring, accept=accept, fleet=fleet)
 
     return make

@@ -21,10 +21,9 @@ INFRA = [
     Fault.HTTP_503_RETRY_AFTER,
     Fault.HTTP_504,
     Fault.CLOSED_AFTER_ACCEPT,
-    Fault.SILENT,
-    Fault.STALLED_BODY,
     Fault.SHORT_BODY,
 ]
+HANGING = [Fault.SILENT, Fault.STALLED_BODY]
 DATA = [
     Fault.HTTP_400,
     Fault.HTTP_413,
@@ -49,7 +48,7 @@ def row(agent="fake_agent", **fields):
 def open_engine():
     """An engine whose one worker, in this process, asks the agents of a fake server."""
 
-    def make(server, *, row_timeout_s=2.0, **settings):
+    def make(server, *, row_timeout_s=30.0, **settings):
         gym = GymConfig(registry_url=server.url, row_timeout_s=row_timeout_s)
         settings.setdefault("retry_delay_s", 0.05)
         return RolloutEngine(RolloutConfig(gym=gym, in_process=True, **settings))
@@ -57,14 +56,20 @@ def open_engine():
     return make
 
 
-async def test_a_row_whose_failures_are_the_fleets_is_sent_five_times(open_engine):
+@pytest.mark.parametrize(("faults", "row_timeout_s"), [(INFRA, 30.0), (HANGING, 3.0)])
+async def test_a_row_whose_failures_are_the_fleets_is_sent_five_times(
+    open_engine, faults, row_timeout_s
+):
     """NVIDIA-NeMo/Gym#1788: a 503 that lost its status was taken for the row's fault."""
-    script = {index: [fault] * 4 + [GOOD] for index, fault in enumerate(INFRA)}
-    async with FakeGymServer(script) as server, open_engine(server) as engine:
+    script = {index: [fault] * 4 + [GOOD] for index, fault in enumerate(faults)}
+    async with (
+        FakeGymServer(script) as server,
+        open_engine(server, row_timeout_s=row_timeout_s) as engine,
+    ):
         with anyio.fail_after(55):
-            groups = await engine.run([row() for _ in INFRA])
-        assert dict(server.requests) == dict.fromkeys(range(len(INFRA)), 5)
-        assert engine.progress.redispatches == 4 * len(INFRA)
+            groups = await engine.run([row() for _ in faults])
+        assert dict(server.requests) == dict.fromkeys(range(len(faults)), 5)
+        assert engine.progress.redispatches == 4 * len(faults)
     assert all(isinstance(group.samples[0], Trajectory) for group in groups)
 
 
@@ -208,7 +213,7 @@ async def test_one_row_of_a_hundred_that_cannot_be_read_is_one_failure(open_engi
 async def test_a_server_whose_code_raises_for_one_row_costs_no_other_row(caplog, fault, said):
     """``sys.exit`` in it would else end the worker, with all that the others have under way."""
     async with FakeGymServer() as policy:
-        block = {"entrypoint": "tests.integration.rollout.servers:BrokenAgent"}
+        block = {"entrypoint": "tests.integration.rollout.servers:BrokenAgent", "after": 99}
         servers = {"math": {"responses_api_agents": {"a": block}}}
         gym = GymConfig(servers=servers, base_urls=(f"{policy.url}/v1",))
         config = RolloutConfig(gym=gym, max_infra_attempts=2, retry_delay_s=0.5)

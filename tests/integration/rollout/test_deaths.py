@@ -4,14 +4,15 @@ import gc
 import json
 import os
 import signal
-import time
 
 import anyio
 import pytest
 
+from gymrl.actors import RestartPolicy
 from gymrl.errors import ActorDiedError, RolloutRedispatchExhausted, RolloutStreamError
 from gymrl.rollout.prepare import GroupSizes
 from gymrl.types import Failure, Trajectory
+from tests.integration.actors.watching import until
 
 ALWAYS = 99
 
@@ -125,11 +126,9 @@ async def test_without_restarts_a_kill_of_every_worker_ends_the_run_with_how_the
         stream = engine.stream([row(), row(delay=0.1), row(delay=60), row(delay=60)])
         assert {(await anext(stream)).index, (await anext(stream)).index} == {0, 1}
         await kill_all(engine)
-        killed = time.monotonic()
         with pytest.raises(RolloutStreamError, match=r"instance 'default/[01]' failed") as caught:
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 await anext(stream)
-        assert time.monotonic() - killed < 5
         with pytest.raises(RolloutStreamError, match="instance 'default/"):
             await engine.run([row()])
     cause = caught.value.__cause__
@@ -139,7 +138,7 @@ async def test_without_restarts_a_kill_of_every_worker_ends_the_run_with_how_the
 
 async def test_the_last_lines_of_a_worker_that_is_lost_are_in_the_error(make_engine, row):
     async with make_engine(worker_restarts=0) as engine:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             with pytest.raises(RolloutStreamError, match="worker's last words") as caught:
                 await engine.run([row(delay=0.1, die_times=1)])
     assert caught.value.instance == "default"
@@ -147,7 +146,8 @@ async def test_the_last_lines_of_a_worker_that_is_lost_are_in_the_error(make_eng
 
 
 async def test_a_kill_of_every_worker_costs_one_restart_and_the_run_goes_on(make_engine, row):
-    async with make_engine(num_workers=3, worker_restarts=1) as engine:
+    policy = RestartPolicy(restarts=1, correlation_s=60)
+    async with make_engine(num_workers=3, policy=policy) as engine:
         stream = engine.stream([row(delay=0.5 * n) for n in range(9)])
         groups = [await anext(stream)]
         await kill_all(engine)
@@ -182,7 +182,7 @@ async def test_a_fleet_that_dies_whenever_it_runs_again_ends_the_run(make_engine
         assert failed[0].instance.startswith("default/")
 
 
-async def test_the_death_of_a_worker_is_seen_by_every_stream_over_it(make_engine, row):
+async def test_the_death_of_a_worker_is_seen_by_every_stream_over_it(make_engine, row, log):
     async with make_engine(failure_policy="mask") as engine:
         results = {}
 
@@ -193,7 +193,7 @@ async def test_the_death_of_a_worker_is_seen_by_every_stream_over_it(make_engine
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(consume, "training", [row(delay=0.4) for _ in range(4)])
                 tasks.start_soon(consume, "validation", [row(delay=0.4) for _ in range(3)])
-                await anyio.sleep(0.2)
+                await until(lambda: log.read_text().count("run") == 2)
                 await kill_all(engine)
     assert [len(results["training"]), len(results["validation"])] == [4, 3]
     assert all(not g.failures for groups in results.values() for g in groups)

@@ -6,6 +6,7 @@ import pytest
 from gymrl.config import GymConfig, RolloutConfig, ShardConfig
 from gymrl.rollout.engine import RolloutEngine
 from gymrl.testing.gym_server import FakeGymServer
+from tests.integration.actors.watching import until
 
 
 def cohort_agent(size):
@@ -20,9 +21,9 @@ def roll_out(row):
     async def run(routes, size, **settings):
         async with FakeGymServer() as policy:
             servers = dict.fromkeys(("math", "code"), cohort_agent(size))
-            gym = GymConfig(servers=servers, base_urls=(f"{policy.url}/v1",), row_timeout_s=20)
+            gym = GymConfig(servers=servers, base_urls=(f"{policy.url}/v1",), row_timeout_s=50)
             async with RolloutEngine(RolloutConfig(gym=gym, **settings)) as engine:
-                with anyio.fail_after(15):
+                with anyio.fail_after(50):
                     return await engine.run([row(route) for route in routes], num_generations=size)
 
     return run
@@ -53,7 +54,7 @@ async def test_a_group_whose_worker_dies_is_scored_whole_elsewhere(row):
     async with FakeGymServer() as policy:
         # The cohort is larger than the group: nobody answers until the worker is gone.
         servers = {"math": cohort_agent(8)}
-        gym = GymConfig(servers=servers, base_urls=(f"{policy.url}/v1",), row_timeout_s=20)
+        gym = GymConfig(servers=servers, base_urls=(f"{policy.url}/v1",), row_timeout_s=50)
         async with RolloutEngine(RolloutConfig(gym=gym, num_workers=2)) as engine:
             groups = []
 
@@ -61,14 +62,13 @@ async def test_a_group_whose_worker_dies_is_scored_whole_elsewhere(row):
                 groups.extend(await engine.run(rows, num_generations=4))
 
             same = {**row("math"), "_ng_task_index": 5}
-            with anyio.fail_after(40):
+            with anyio.fail_after(50):
                 async with anyio.create_task_group() as tasks:
+                    first, second = engine.fleet.instances
                     tasks.start_soon(consume, [same])
-                    await anyio.sleep(0.5)
+                    await until(lambda: first.in_flight == 1)
                     tasks.start_soon(consume, [same])
-                    await anyio.sleep(0.5)
-                    first = engine.fleet.shards.instances[0][1]
-                    assert first.in_flight == 1
+                    await until(lambda: second.in_flight == 1)
                     first.kill()
     assert sorted(rank for group in ranks(groups) for rank in group) == [float(n) for n in range(8)]
 
@@ -78,7 +78,7 @@ async def test_512_rows_are_under_way_at_once(row):
     async with FakeGymServer(barrier=512) as server:
         gym = GymConfig(registry_url=server.url)
         async with RolloutEngine(RolloutConfig(gym=gym, num_workers=2)) as engine:
-            with anyio.fail_after(30):
+            with anyio.fail_after(50):
                 groups = await engine.run([row("fake_agent") for _ in range(64)], num_generations=8)
         assert server.most_in_flight == 512
     assert sum(len(group.trajectories) for group in groups) == 512

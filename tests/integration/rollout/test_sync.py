@@ -1,6 +1,8 @@
 import asyncio
+import concurrent.futures
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -8,6 +10,31 @@ import pytest
 
 from gymrl.errors import RolloutStreamError, RowValueError
 from gymrl.rollout.sync import SyncRolloutEngine
+
+MAIN = threading.main_thread().ident
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+def is_in(function):
+    """Whether the main thread is somewhere in a call of the function."""
+    frame = sys._current_frames()[MAIN]
+    while frame is not None:
+        if frame.f_code is function.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@pytest.fixture
+def hears_interrupts():
+    """This process may be deaf to them: a script has started it in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -21,12 +48,16 @@ def make_sync(make_engine):
     return make
 
 
-def test_groups_come_back_without_an_event_loop_in_sight(make_sync, row):
+def test_groups_come_back_without_an_event_loop_in_sight(make_sync, row, tmp_path):
     with make_sync(num_workers=2) as engine:
         groups = engine.run([row(delay=0.1), row()], num_generations=2)
         engine.health_check()
         assert [group.index for group in groups] == [0, 1]
-        streamed = [group.index for group in engine.stream([row(delay=0.3), row()])]
+        came = tmp_path / "the second row came"
+        streamed = []
+        for group in engine.stream([row(until=str(came)), row()]):
+            streamed.append(group.index)
+            came.touch()
         assert streamed == [1, 0]
         assert engine.progress.rows_done == 6
 
@@ -109,36 +140,45 @@ def test_errors_arrive_as_themselves(make_sync, row):
             engine.run([row(fail_times=9)])
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_ends_the_call_and_leaves_the_engine_usable(make_sync, row, log):
+    def interrupt():
+        wait_until(lambda: "run" in log.read_text())
+        signal.pthread_kill(MAIN, signal.SIGINT)
+
     with make_sync() as engine:
-        main = threading.main_thread().ident
-        timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
-        started = time.monotonic()
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
-            engine.run([row(delay=60)])
-        timer.join()
-        assert time.monotonic() - started < 30
+            engine.run([row(delay=300)])
+        thread.join()
         assert log.read_text().count("left") == 1
         assert len(engine.run([row()])) == 1
 
 
-def test_a_second_interrupt_is_raised_as_itself_and_leaves_the_engine_usable(make_sync, row):
-    main = threading.main_thread().ident
+@pytest.mark.usefixtures("hears_interrupts")
+def test_a_second_interrupt_is_raised_as_itself_and_leaves_the_engine_usable(make_sync, row, log):
+    left = threading.Event()
+
+    def interrupt_twice(worker):
+        wait_until(lambda: "run" in log.read_text())
+        os.kill(worker, signal.SIGSTOP)
+        signal.pthread_kill(MAIN, signal.SIGINT)
+        # The call ends what it had under way; the worker, which is stopped, keeps it waiting.
+        wait_until(lambda: left.is_set() or is_in(concurrent.futures.wait))
+        if not left.is_set():
+            signal.pthread_kill(MAIN, signal.SIGINT)
+        left.wait()
+        os.kill(worker, signal.SIGCONT)
+
     with make_sync() as engine:
         worker = engine._engine.fleet.instances[0].pid
-        timers = [
-            threading.Timer(0.4, os.kill, (worker, signal.SIGSTOP)),
-            threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)),
-            threading.Timer(0.9, signal.pthread_kill, (main, signal.SIGINT)),
-            threading.Timer(1.2, os.kill, (worker, signal.SIGCONT)),
-        ]
-        for timer in timers:
-            timer.start()
+        thread = threading.Thread(target=interrupt_twice, args=(worker,))
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
-            engine.run([row(delay=60)])
-        for timer in timers:
-            timer.join()
+            engine.run([row(delay=300)])
+        left.set()
+        thread.join()
         assert len(engine.run([row()])) == 1
 
 
