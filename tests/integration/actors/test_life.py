@@ -308,8 +308,10 @@ async def test_a_handle_that_is_forgotten_ends_its_process_and_says_so():
 
 # --- scripts, threads, and the death of the driver --------------------------------------------------
 
+# What is started in the background of a script is born deaf to interrupts, and so are its children.
 DRIVER = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {root!r})
 from gymrl.actors import spawn
 from tests.integration.actors.sample_actors import Mortal

@@ -24,7 +24,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def all_end(pids: Iterable[int], seconds: float = 30.0) -> bool:
+async def all_end(pids: Iterable[int], seconds: float = 60.0) -> bool:
     """Whether these end; how long they may take guards against a hang alone."""
     pids = list(pids)
     with anyio.move_on_after(seconds):
