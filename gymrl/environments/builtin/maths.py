@@ -54,7 +54,7 @@ class MathsVerifier(Actor):
     """math-verify in a process of its own."""
 
     async def setup(self) -> None:
-        """Load the package.
+        """Load the package, all of it: what it loads with its first answer would take that one's time.
 
         Raises:
             ConfigError: It is not installed.
@@ -67,6 +67,8 @@ class MathsVerifier(Actor):
                 "pip install 'gymrl[maths]'"
             ) from error
         self._package: Any = math_verify
+        read = [math_verify.parse(text, parsing_timeout=None) for text in (r"$\frac{1}{2}$", "0.5")]
+        math_verify.verify(*read, timeout_seconds=None)
 
     async def verify(self, answer: str, ground_truth: str, seconds: int) -> Verdict:
         """Compare an answer with the reference; blocks this process on purpose.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import anyio
 import psutil
@@ -9,7 +10,7 @@ import pytest
 
 from gymrl.actors import spawn
 from gymrl.environments import EnvironmentActor, open_environment, spawn_environment
-from gymrl.environments.builtin.maths import MathsEnvironment
+from gymrl.environments.builtin.maths import MathsEnvironment, MathsVerifier
 from gymrl.errors import ActorDiedError, ActorStartError, ConfigError
 from gymrl.rollout.native import NativeConfig, NativePrompt, run_native_rollout
 from gymrl.testing import ScriptedGenerator
@@ -149,3 +150,12 @@ async def test_a_verifier_that_does_not_come_back_costs_its_sample_and_is_replac
     assert lost.rewards == [None]
     assert next_one.rewards == [1.0]
     assert set(psutil.Process().children()) <= before
+
+
+async def test_the_first_answer_has_its_time_for_itself():
+    """math-verify loads what reads LaTeX with the first answer, and a second is all it has."""
+    verifier = MathsVerifier()
+    await verifier.setup()
+    loaded = set(sys.modules)
+    await verifier.verify(r"\boxed{\frac{2}{4}}", "0.5", 5)
+    assert set(sys.modules) == loaded

@@ -16,7 +16,7 @@ def program(code):
 
 
 async def step(task, *logs, **settings):
-    environment = PythonCodeEnvironment(PythonLimits(wall_time_s=10), **settings)
+    environment = PythonCodeEnvironment(PythonLimits(wall_time_s=50), **settings)
     answer = await environment.step(list(logs), [task.metadata] * len(logs))
     return settled(answer, len(logs), "code")
 
