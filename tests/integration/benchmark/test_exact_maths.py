@@ -26,11 +26,12 @@ async def test_right_results_are_rewarded_however_they_are_written():
         answer = answers[body["input"][0]["content"]]
         return ModelCall(text=f"So it is $\\boxed{{{answer.replace('frac', 'dfrac')}}}$.")
 
+    before = set(psutil.Process().children(recursive=True))
     async with ScriptedModelServer(solve) as model:
         results = await run_all(planned, model)
 
     assert [result.rewards for result in results] == [[1.0]] * 12
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 async def test_wrong_results_and_replies_without_one_earn_nothing():

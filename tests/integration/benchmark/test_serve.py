@@ -11,6 +11,7 @@ from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 import gymrl
+from gymrl.addresses import bound_socket
 from gymrl.errors import ConfigError, GymRequestError
 from gymrl.gym.client import HttpPool
 from gymrl.gym.listener import Listener, PortRange
@@ -38,9 +39,16 @@ def child_processes():
 
 
 @contextlib.contextmanager
-def free_port():
+def taken_port():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
+
+
+@contextlib.contextmanager
+def free_port():
+    """A port where nobody listens, and that nobody is given meanwhile; one may ask for it."""
+    with bound_socket("127.0.0.1", 0) as bound:
+        yield bound.getsockname()[1]
 
 
 class Endpoint:
@@ -135,15 +143,15 @@ async def test_an_agent_that_speaks_chat_completions_reaches_the_endpoint_too():
 async def test_the_registry_listens_where_it_was_told():
     async with ScriptedModelServer([ModelCall(text="1")]) as model:
         with free_port() as port:
-            pass
-        served = gymrl.serve_benchmark("chain_sum", overrides=policy(model), registry_port=port)
-        async with served as registry_server:
-            assert registry_server == gymrl.BaseServerConfig("127.0.0.1", port)
+            overrides = policy(model)
+            served = gymrl.serve_benchmark("chain_sum", overrides=overrides, registry_port=port)
+            async with served as registry_server:
+                assert registry_server == gymrl.BaseServerConfig("127.0.0.1", port)
 
 
 async def test_a_registry_port_in_use_is_refused_and_nothing_is_left():
     async with ScriptedModelServer([ModelCall(text="1")]) as model:
-        with free_port() as port:
+        with taken_port() as port:
             served = gymrl.serve_benchmark("chain_sum", overrides=policy(model), registry_port=port)
             with pytest.raises(ConfigError, match=f"registry_port={port}: the port is in use"):
                 async with served:
@@ -153,11 +161,11 @@ async def test_a_registry_port_in_use_is_refused_and_nothing_is_left():
 
 async def test_a_model_endpoint_that_does_not_answer_is_refused_after_its_deadline():
     with free_port() as port:
-        pass
-    overrides = policy(f"http://127.0.0.1:{port}/v1", model_endpoint_readiness_timeout_seconds=2)
-    with pytest.raises(ConfigError, match=r"not ready within 2 s .*/models gave: .*Connect"):
-        async with gymrl.serve_benchmark("chain_sum", overrides=overrides):
-            pass
+        url = f"http://127.0.0.1:{port}/v1"
+        overrides = policy(url, model_endpoint_readiness_timeout_seconds=2)
+        with pytest.raises(ConfigError, match=r"not ready within 2 s .*/models gave: .*Connect"):
+            async with gymrl.serve_benchmark("chain_sum", overrides=overrides):
+                pass
     assert child_processes() == []
 
 

@@ -78,7 +78,7 @@ def on_a_terminal(command, folder, answers):
         if answers and shown.endswith("(Pdb) "):
             os.write(leader, answers.pop(0).encode() + b"\n")
     os.close(leader)
-    return process.wait(20), shown
+    return process.wait(50), shown
 
 
 async def test_a_breakpoint_stops_in_one_process_and_goes_on(command, folder):

@@ -1,6 +1,7 @@
 """Evaluations whose verifier compares the attempts at a task with each other."""
 
 import collections
+import itertools
 import json
 
 import anyio
@@ -98,7 +99,7 @@ async def test_one_attempt_that_cannot_be_judged_costs_its_whole_cohort_which_is
 ):
     # From the fifth on the verifier refuses all answers, so a second cohort is never whole; that its
     # peers would wait for half an hour is not waited for.
-    with anyio.fail_after(20):
+    with anyio.fail_after(50):
         first = await evaluate(plan(repeats=8), tmp_path / "run", Lengthening(limit=5))
     total = first.benchmarks["ranking"].total
     assert (total.scored, total.failed, total.missing) == (8, 8, 0)
@@ -110,6 +111,28 @@ async def test_one_attempt_that_cannot_be_judged_costs_its_whole_cohort_which_is
     assert rewards_of(tmp_path / "run") == {
         (task, cohort): RANKS for task in ("t0", "t1") for cohort in (0, 1)
     }
+
+
+async def test_a_cohort_that_the_fleet_failed_is_made_again_whole_in_the_same_run(plan, tmp_path):
+    lengthening, rollouts = Lengthening(), tmp_path / "run" / "rollouts.jsonl"
+
+    def policy(body):
+        """It is away for the first task until that has failed for good."""
+        if body["input"][0]["content"] == "task 0" and '"failure":{' not in rollouts.read_text():
+            return ModelCall(status=503, text="restarting")
+        return lengthening(body)
+
+    report = await evaluate(plan(), tmp_path / "run", policy, concurrency=1)
+    assert report.complete
+    assert rewards_of(tmp_path / "run") == {("t0", 0): RANKS, ("t1", 0): RANKS}
+
+    lines = [json.loads(line) for line in rollouts.read_text().splitlines()[1:]]
+    cohorts = [list(group) for _, group in itertools.groupby(lines, lambda line: line["cohort"])]
+    assert [(len(group), group[0]["task_id"]) for group in cohorts] == [
+        (4, "t0"), (4, "t1"), (4, "t0")
+    ]  # fmt: skip
+    assert [bool(group[0].get("failure")) for group in cohorts] == [True, False, False]
+    assert "503" in cohorts[0][0]["failure"]["message"]
 
 
 def test_a_number_of_repeats_that_no_cohort_fills_is_refused_when_it_is_planned(plan):

@@ -30,7 +30,7 @@ def python(code, **settings):
 
 
 async def said(process):
-    with anyio.fail_after(20):
+    with anyio.fail_after(40):
         while not process.last_lines:  # noqa: ASYNC110 - a pipe tells nobody else of a line
             await anyio.sleep(0.02)
     return process.last_lines
@@ -42,7 +42,7 @@ async def test_a_process_tells_how_it_ended_and_what_it_said_last():
         "print('good'); print('bye'); raise SystemExit(3)", on_exit=lambda: ends.append(1)
     )
     await process.start()
-    with anyio.fail_after(20):
+    with anyio.fail_after(40):
         await process.wait()
     assert process.how_it_ended == "ended with exit code 3"
     assert process.exit_code == 3
@@ -75,11 +75,12 @@ async def test_an_interrupt_ends_a_process_in_good_order():
         "import signal, sys, time\n"
         "def bye(*_):\n    print('closing'); sys.exit(0)\n"
         "signal.signal(signal.SIGINT, bye)\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
+        # As one, or the interrupt may come before the line's end.
+        "sys.stdout.write('ready\\n')\nsys.stdout.flush()\ntime.sleep(600)"
     )
     await process.start()
     assert await said(process) == "ready"
-    await process.stop(grace_s=20)
+    await process.stop(grace_s=50)
     assert process.exit_code == 0
     assert process.last_lines == "ready\nclosing"
 
@@ -90,7 +91,7 @@ async def test_a_process_that_will_not_end_is_killed_with_all_it_started():
     below = [psutil.Process(int(pid)) for pid in (await said(process)).split()]
     await process.stop(grace_s=0.1)
     assert process.how_it_ended == "was killed by SIGKILL"
-    gone, alive = psutil.wait_procs(below, timeout=10)
+    gone, alive = psutil.wait_procs(below, timeout=30)
     assert len(gone) == 2, alive
 
 
@@ -101,15 +102,16 @@ async def test_a_stop_that_is_cancelled_leaves_nothing():
     with anyio.move_on_after(0.1):
         await process.stop(grace_s=600)
     assert process.has_ended
-    assert len(psutil.wait_procs(below, timeout=10)[0]) == 2
+    assert len(psutil.wait_procs(below, timeout=30)[0]) == 2
 
 
 async def test_a_program_that_is_not_there_is_an_error_and_leaves_nothing():
+    before = psutil.Process().children()
     process = GuardedProcess("none", ["/nowhere/python"], cwd="/", env={})
     with pytest.raises(FileNotFoundError):
         await process.start()
     await process.stop()
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= set(before)
 
 
 async def test_a_process_can_be_stopped_before_it_started_and_twice():
