@@ -113,6 +113,29 @@ async def test_a_transfer_that_does_not_fit_is_refused_before_the_trainer_is_ask
     assert caught.value.num_engines == 1
 
 
+async def test_a_trainer_hears_at_once_why_the_engine_refuses_and_sends_again(
+    generator, trainer, models, second
+):
+    order = Order(model=1, cut="model.layers.1.self_attn.k_proj.weight", with_new_sender=True)
+    with pytest.raises(WeightUpdateError, match="1 of another shape"):
+        await generator.update_weights(await trainer.begin(order), "odd")
+    assert "1 of another shape: model.layers.1" in await trainer.outcome()
+
+    await trainer.send(generator, SECOND, "whole")
+    result = await generator.generate(PROMPT, LONG)
+    assert check_spans([(PROMPT, result)], {"whole": second}) == {"whole"}
+
+
+async def test_a_trainer_hears_at_once_why_a_worker_refuses(generator, models):
+    with Trainer(models, num_workers=2) as trainer:
+        with pytest.raises(WeightUpdateError, match="num_workers=1"):
+            await generator.update_weights(await trainer.begin(SECOND), "two")
+        assert (
+            "engine 0 (worker 0) refused: ValueError: the engine has 1 workers, the sender was "
+            "made for 2" in await trainer.outcome()
+        )
+
+
 async def test_a_transfer_that_fails_in_the_model_is_undone_from_where_the_weights_came(
     generator, trainer, models, first
 ):
