@@ -17,7 +17,8 @@ from gymrl.evaluation.plan import EvaluationPlan
 from gymrl.evaluation.planning import BenchmarkChoice, plan_evaluation
 from gymrl.evaluation.reading import Evaluation, read_evaluation
 from gymrl.evaluation.report import EvaluationReport, report_evaluation
-from gymrl.evaluation.run import EvaluationObserver, run_evaluation
+from gymrl.evaluation.run import run_evaluation
+from gymrl.evaluation.running import EvaluationObserver
 from gymrl.evaluation.settings import (
     EvaluationSettings,
     PolicySettings,

@@ -18,7 +18,7 @@ from gymrl.records.schema import RunRecord
 from gymrl.types import FailureKind, Reward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from gymrl.evaluation.plan import EvaluationPlan
@@ -102,9 +102,12 @@ class RowLine(msgspec.Struct, frozen=True, gc=False, tag="row", tag_field="recor
     @property
     def counts_as_try(self) -> bool:
         """Whether the attempt failed and cost somebody something."""
-        if self.failure is None:
-            return False
-        return self.failure.fields.get("was_sent") is not False
+        return self.failure is not None and costs_a_try(self.failure.fields)
+
+
+def costs_a_try(fields: Mapping[str, object]) -> bool:
+    """Whether a failure of these fields is one of a row's tries: its attempt reached a server."""
+    return fields.get("was_sent") is not False
 
 
 _decoder = msgspec.json.Decoder(RunRecord | RowLine)

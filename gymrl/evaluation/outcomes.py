@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gymrl.errors import CohortIncomplete, RolloutFailure
+from gymrl.evaluation.journal import PendingRow
+from gymrl.evaluation.lines import costs_a_try
 from gymrl.gym.client import failure_of
 from gymrl.records.writer import records_of
 from gymrl.types import FailureKind
@@ -19,7 +21,6 @@ from gymrl.types import FailureKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gymrl.evaluation.journal import PendingRow
     from gymrl.records.schema import RowRecord
     from gymrl.types import Failure, RolloutGroup
 
@@ -46,6 +47,32 @@ def attempt_records(
             failure = _of_a_peer(broken, pending)
         records.append(_identified(record, failure, row, cohort))
     return records
+
+
+def tried_again(
+    pending: Sequence[PendingRow], records: Sequence[RowRecord], max_tries: int
+) -> tuple[PendingRow, ...]:
+    """A cohort that failed by the fleet's fault, as it is to be made again; nothing where it is not.
+
+    A row that stands alone has had its tries in the engine. One of a cohort can't have them: its
+    peers have been judged without it, or their verifier lets no attempt in again.
+
+    Args:
+        pending: What was attempted.
+        records: What became of it.
+        max_tries: Times that a row may fail.
+    """
+    own = [
+        record.failure
+        for record in records
+        if record.failure is not None and record.failure.error != CohortIncomplete.__name__
+    ]
+    if pending[0].task.group_size == 1 or not own:
+        return ()
+    if any(each.kind is not FailureKind.INFRA or not costs_a_try(each.fields) for each in own):
+        return ()
+    again = tuple(PendingRow(row.task, row.repeat, row.tries + 1) for row in pending)
+    return again if max(row.tries for row in again) < max_tries else ()
 
 
 def _record_at(group: RolloutGroup, place: int) -> RowRecord:

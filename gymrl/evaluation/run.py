@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -13,52 +13,29 @@ import msgspec
 
 from gymrl.benchmark.policy import PolicyServer
 from gymrl.concurrency import close_within, gather_bounded
-from gymrl.errors import ConfigError, RolloutFailure, RolloutRedispatchExhausted
+from gymrl.errors import RolloutFailure
 from gymrl.evaluation.asking import CohortWatch, TaskAsker
 from gymrl.evaluation.engine import completed_plan, engine_config, with_gym
-from gymrl.evaluation.journal import METRICS_FILE, Journal, PendingRow, write_whole
+from gymrl.evaluation.journal import METRICS_FILE, Journal, write_whole
 from gymrl.evaluation.reading import read_evaluation
 from gymrl.evaluation.report import EvaluationReport, report_evaluation
+from gymrl.evaluation.running import EvaluationObserver, RowRunner
 from gymrl.evaluation.servers import MergedServers, merged_servers
 from gymrl.evaluation.settings import RunOptions
 from gymrl.gym.listener import PortRange
 from gymrl.gym.policy_key import KeyedPool, require_taken
-from gymrl.gym.shards import row_route
 from gymrl.rollout.engine import RolloutEngine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterator
+    from collections.abc import AsyncIterator
 
     from gymrl.evaluation.plan import EvaluationPlan
     from gymrl.gym.client import HttpPool
-    from gymrl.records.schema import RowRecord
 
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 10.0
 _KEY_TIMEOUT_S = 30.0
-
-
-class EvaluationObserver(Protocol):
-    """Told how far a run is, in its event loop. The calls should return at once."""
-
-    def begin(self, plan: EvaluationPlan, finished: int, pending: int) -> None:
-        """The directory was read.
-
-        Args:
-            plan: As it is run.
-            finished: Rows of it that have their result already.
-            pending: Rows that are run now; the others have failed too often.
-        """
-        ...
-
-    def started(self) -> None:
-        """The model and the servers are ready; rows run from now on."""
-        ...
-
-    def row(self, record: RowRecord) -> None:
-        """A row has ended, and its line is written."""
-        ...
 
 
 async def run_evaluation(
@@ -74,7 +51,8 @@ async def run_evaluation(
 
     A new directory gets every row; one that a former run has left, for whatever reason, is
     continued: finished rows stay, rows that failed are tried again, at most ``max_tries`` times in
-    all. Each row's line is in ``rollouts.jsonl`` as soon as the row ends. At the end the report is
+    all. Attempts that are compared with each other, and failed by the fleet's fault, are made again in
+    the same run. Each row's line is in ``rollouts.jsonl`` as soon as the row ends. At the end the report is
     written to ``benchmark_metrics.json``. Runs with different directories are independent.
 
     Cancelling it ends what is under way; what was written stays.
@@ -136,7 +114,7 @@ async def _run_pending(
         watch = CohortWatch()
         async with RolloutEngine(config, observer=watch) as engine:
             asker = TaskAsker(engine, watch, journal.plan.settings, merged.renamed)
-            runner = _Runner(asker, journal, options, observer)
+            runner = RowRunner(asker, journal, options, observer)
             runner.check_routes(engine.routes)
             if observer is not None:
                 observer.started()
@@ -171,59 +149,3 @@ async def _check_key(pool: HttpPool, base_url: str) -> None:
             logger.debug("%s was not asked whether it takes the key: %s", url, error.message)
         else:
             require_taken(answer, "the key (api_key) is not one it takes", "api_key")
-
-
-class _Runner:
-    """Takes rows through the engine and writes what becomes of them."""
-
-    def __init__(
-        self,
-        asker: TaskAsker,
-        journal: Journal,
-        options: RunOptions,
-        observer: EvaluationObserver | None,
-    ) -> None:
-        self._asker = asker
-        self._journal = journal
-        self._options = options
-        self._observer = observer
-        self._outages = 0
-
-    def check_routes(self, routes: Collection[str]) -> None:
-        """Refuse a plan whose rows name servers that are not there.
-
-        Raises:
-            ConfigError: The first, with its benchmark.
-        """
-        for task in self._journal.plan.tasks() if routes else ():
-            row, _ = self._asker.row(PendingRow(task, 0, 0))
-            route = row_route(row, 0)
-            if route not in routes:
-                raise ConfigError(
-                    f"benchmark {task.key.benchmark!r}, task {task.task_id!r}: nothing here is "
-                    f"called {route!r} (known: {', '.join(sorted(routes))})",
-                    setting="registry_url",
-                )
-
-    async def work(self, pending: Iterator[tuple[PendingRow, ...]]) -> None:
-        """Run rows until there are no more; several of these share the iterator."""
-        for together in pending:
-            asked = await self._asker.ask(together)
-            self._journal.add(*asked.records, group=asked.group)
-            if self._observer is not None:
-                for record in asked.records:
-                    self._observer.row(record)
-            self._watch_outages(asked.outage, asked.records[0])
-
-    def _watch_outages(self, outage: RolloutRedispatchExhausted | None, record: RowRecord) -> None:
-        if outage is None:
-            self._outages = 0
-            return
-        self._outages += 1
-        if self._outages >= self._options.max_outages:
-            last = "" if record.failure is None else f": {record.failure.message}"
-            raise RolloutRedispatchExhausted(
-                f"{self._outages} rows, one after the other, failed by the fleet's fault (set by "
-                f"max_outages); the run can be continued. The last one{last}",
-                attempts=outage.attempts,
-            ) from outage
