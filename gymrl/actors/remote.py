@@ -1,4 +1,4 @@
-"""Handles whose actor is at the other end of a link: the common part, and the child process."""
+"""The handle of an actor that lives in a child process."""
 
 from __future__ import annotations
 
@@ -10,29 +10,21 @@ import anyio
 
 from gymrl.actors import messages
 from gymrl.actors.activity import ProcessActivity
-from gymrl.actors.actor import Actor, contract_of
 from gymrl.actors.channel import Channel
 from gymrl.actors.codec import RoundTrip
 from gymrl.actors.expiry import fell_silent
 from gymrl.actors.failures import start_error
-from gymrl.actors.handle import ActorHandle
-from gymrl.actors.link import Caller
+from gymrl.actors.linked import LinkedHandle
 from gymrl.actors.loading import locate
 from gymrl.actors.process import ChildProcess
 from gymrl.concurrency import OwnedTasks, wait_for_end
-from gymrl.errors import (
-    ActorClosedError,
-    ActorDiedError,
-    ActorError,
-    ActorStartError,
-    ProtocolVersionError,
-)
+from gymrl.errors import ActorDiedError, ActorError, ActorStartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
+    from gymrl.actors.actor import Actor
     from gymrl.actors.options import SpawnOptions
-    from gymrl.actors.streams import ActorStream
 
 logger = logging.getLogger(__name__)
 
@@ -42,57 +34,25 @@ _EXIT_S = 2.0
 _SETTLE_S = 0.5
 
 
-class ProcessHandle(ActorHandle):
+class ProcessHandle(LinkedHandle):
     """A handle whose actor lives in a child process of its own."""
 
     def __init__(self, cls: type[Actor], name: str, options: SpawnOptions) -> None:
-        self.name = name
-        self.contract = contract_of(cls)
+        super().__init__(cls, name, options)
         self._start_message = locate(cls, name)
-        self._options = options
-        self._caller = Caller(name, self.contract, options)
-        self._tasks = OwnedTasks(name)
-        self._closing: asyncio.Task[None] | None = None
         self._process: ChildProcess | None = None
-        self._channel: Channel | None = None
-        self._link_lost = anyio.Event()
         self._link_error: Exception | None = None
-        self._arrived: dict[type, asyncio.Future[Any]] = {}
+        self._closer: asyncio.Task[None] | None = None
         self._close_error: Exception | None = None
         self._death: tuple[str, str] | None = None
         self._reason = ""
         self._was_killed = False
         self._watchers: list[asyncio.Task[None]] = []
-        self._on_death: list[Callable[[], None]] = []
 
     @property
     def pid(self) -> int:
         """The child's process id."""
         return self._process.pid if self._process is not None else 0
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, killed, or died."""
-        return self._caller.ended
-
-    @property
-    def in_flight(self) -> int:
-        """Calls and streams that have not ended."""
-        return self._caller.in_flight
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of all messages sent so far."""
-        return self._channel.sent if self._channel is not None else 0
-
-    def when_dead(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called in the loop when the process dies without being closed.
-
-        At once, when it is dead already.
-        """
-        if self._caller.ended and self._closing is None:
-            asyncio.get_running_loop().call_soon(callback)
-        self._on_death.append(callback)
 
     # --- starting --------------------------------------------------------------------------------
 
@@ -112,11 +72,10 @@ class ProcessHandle(ActorHandle):
                 self._tasks.start(self._notice_death(process), "end"),
             ]
             hello, outcome = self._expect(messages.Hello), self._expect(messages.Ready)
-            channel = self._channel = await Channel.over(
+            channel = await Channel.over(
                 process.link, self._options, process.lane, self._on_message, self._on_lost
             )
-            self._caller.channel = channel
-            channel.handlers.update(self._caller.handlers)
+            self._attach(channel)
             channel.send(messages.Hello(messages.PROTOCOL_VERSION, process.pid))
             await self._within(hello, self._options.handshake_timeout_s, "handshake_timeout_s")
             channel.send(
@@ -136,30 +95,20 @@ class ProcessHandle(ActorHandle):
 
     async def _listen(self, channel: Channel, process: ChildProcess, seconds: float) -> None:
         """Kill a child that has fallen silent; its death then fails what is in flight."""
-
-        def beat() -> None:
-            if not channel.is_lost:
-                channel.send(messages.Ping(0))
-
         is_silent = await fell_silent(
             channel,
             seconds,
             self._link_lost,
-            beat,
+            self._beat,
             is_computing=ProcessActivity(process.pid).is_computing,
         )
-        if is_silent and self._closing is None:
+        if is_silent and not self._is_closing:
             self._reason = (
                 f" because its event loop showed nothing for heartbeat_timeout_s={seconds:g} s: it "
                 "is stopped, or stuck in a call that does not come back"
             )
             logger.error("%s (process %d) is killed%s", self.name, process.pid, self._reason)
             process.kill()
-
-    def _expect(self, kind: type) -> asyncio.Future[Any]:
-        future = asyncio.get_running_loop().create_future()
-        self._arrived[kind] = future
-        return future
 
     async def _within(self, future: asyncio.Future[Any], seconds: float, setting: str) -> None:
         done, _ = await asyncio.wait((future,), timeout=seconds)
@@ -181,15 +130,7 @@ class ProcessHandle(ActorHandle):
     ) -> None:
         match head:
             case messages.Hello(version=version):
-                error = None
-                if version != messages.PROTOCOL_VERSION:
-                    error = ProtocolVersionError(
-                        f"{self.name} speaks protocol version {version}, this side "
-                        f"{messages.PROTOCOL_VERSION}",
-                        local=messages.PROTOCOL_VERSION,
-                        remote=version,
-                    )
-                self._settle(messages.Hello, error)
+                self._settle(messages.Hello, self._false_version(version))
             case messages.Ready():
                 self._settle(messages.Ready, None)
             case messages.Refused():
@@ -204,15 +145,6 @@ class ProcessHandle(ActorHandle):
                 self._settle(messages.Closed, None)
             case _:
                 logger.warning("%s sent %s out of turn", self.name, type(head).__name__)
-
-    def _settle(self, kind: type, error: Exception | None) -> None:
-        future = self._arrived.get(kind)
-        if future is None or future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
 
     def _on_lost(self, error: Exception | None) -> None:
         self._link_error = error
@@ -239,9 +171,7 @@ class ProcessHandle(ActorHandle):
         self._caller.end(self._died)
         for kind in list(self._arrived):
             self._settle(kind, self._died_early() if kind is not messages.Closed else None)
-        if self._closing is None:
-            for callback in self._on_death:
-                callback()
+        self._report_death()
 
     def _died(self) -> ActorDiedError:
         process = self._process
@@ -269,20 +199,6 @@ class ProcessHandle(ActorHandle):
         error.__cause__ = died
         return error
 
-    # --- calls -----------------------------------------------------------------------------------
-
-    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Call a method in the child; see :meth:`ActorHandle.call`."""
-        return self._caller.call(method, args, kwargs)
-
-    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ActorStream:
-        """Stream from the child; see :meth:`ActorHandle.stream`."""
-        return self._caller.stream(method, args, kwargs)
-
-    async def ping(self, seconds: float) -> bool:
-        """Whether the child's event loop answers within so many seconds."""
-        return await self._caller.ping(seconds)
-
     # --- the end ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
@@ -295,9 +211,10 @@ class ProcessHandle(ActorHandle):
         """Close the actor, end its process and wait; see :meth:`ActorHandle.close`."""
         if self._process is None:
             return
-        if self._closing is None:
-            self._closing = OwnedTasks(self.name).start(self._close(), "close")
-        await wait_for_end(self._closing)
+        if self._closer is None:
+            self._begin_close()
+            self._closer = OwnedTasks(self.name).start(self._close(), "close")
+        await wait_for_end(self._closer)
         failure, self._close_error = self._close_error, None
         if failure is not None:
             raise failure
@@ -306,7 +223,6 @@ class ProcessHandle(ActorHandle):
         process, channel = self._process, self._channel
         assert process is not None
         name = self.name
-        self._caller.end(lambda: ActorClosedError(f"{name} is closed", actor=name))
         try:
             if channel is not None and not channel.is_lost and not process.has_ended:
                 closed = self._expect(messages.Closed)
@@ -342,11 +258,8 @@ class ProcessHandle(ActorHandle):
                 process.link.close()
                 process.lane.close()
             process.release()
-            for future in self._arrived.values():
-                if not future.cancel() and not future.cancelled():
-                    future.exception()  # whoever waited has left
-            name = self.name
-            self._caller.end(lambda: ActorClosedError(f"{name} is closed", actor=name))
+            self._forget_arrivals()
+            self._caller.end(self._closed_error)
 
 
 def _quoted(lines: str) -> str:
