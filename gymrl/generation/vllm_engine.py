@@ -17,19 +17,6 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import msgspec
 import numpy.typing as npt
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferInitRequest,
-    WeightTransferUpdateRequest,
-)
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMClientError
-from vllm.inputs import TokensPrompt
-from vllm.inputs.engine import tokens_input
-from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
-from vllm.sampling_params import SamplingParams as VllmSamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from gymrl.concurrency import closing_stream
 from gymrl.errors import (
@@ -39,6 +26,7 @@ from gymrl.errors import (
     GeneratorDiedError,
     GymrlError,
 )
+from gymrl.extras import optional_imports
 from gymrl.generation.base import WeightSpan
 from gymrl.generation.images import check_regions
 from gymrl.generation.processors import sees_images
@@ -46,6 +34,21 @@ from gymrl.generation.vllm_process import children_follow, forked_engine
 from gymrl.generation.vllm_sampling import check_temperature, stop_token_ids
 from gymrl.generation.weights import INITIAL_VERSION, UNNAMED, WORKER_EXTENSION
 from gymrl.routed_experts import count_experts, routes_dtype
+
+with optional_imports():
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferInitRequest,
+        WeightTransferUpdateRequest,
+    )
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.exceptions import VLLMClientError
+    from vllm.inputs import TokensPrompt
+    from vllm.inputs.engine import tokens_input
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import SamplingParams as VllmSamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.exceptions import EngineDeadError
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig, RoutesDtype, SamplingParams
@@ -248,6 +251,7 @@ class VllmEngine:
         request = WeightTransferUpdateRequest(update_info=update_info)
         await self._asked(engine.update_weights(request))
         await self._asked(engine.finish_weight_update(version))
+        await self._asked(engine.collective_rpc("gymrl_forget_cache"))
 
     async def abandon_transfer(self) -> bool:
         """Close a transfer that failed; whether the weights that served may be gone."""

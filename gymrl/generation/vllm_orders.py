@@ -181,6 +181,8 @@ class ServerOrders:
     async def finish_transfer(self, url: str, version: str) -> None:
         """Have a server serve what it took, and give it its name."""
         await self._with_trainer(url, "/finish_weight_update", {"weight_version": version})
+        with deadline(ORDER_TIMEOUT_S, f"the answer of {url}, which is to forget its cache"):
+            await self._rpc(url, "gymrl_forget_cache", {})
 
     async def abandon_transfer(self, url: str) -> bool:
         """Close a transfer that failed.

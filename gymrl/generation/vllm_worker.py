@@ -9,11 +9,13 @@ import logging
 import os
 from typing import Any
 
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
+from gymrl.extras import optional_imports
 from gymrl.generation.weights import GLOO_BACKEND, IPC_BACKEND
+
+with optional_imports():
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,19 @@ class WeightUpdateExtension:
             logger.exception("loading the weights of %s failed", directory)
             undo_load(self.model_runner.get_model(), self.model_config)
             return f"{type(error).__name__}: {error}"
+        WeightUpdateExtension.gymrl_forget_cache(self)
         return None
+
+    def gymrl_forget_cache(self: Any) -> None:
+        """Overwrite the cache, which no call uses after a pause.
+
+        Weights that gave NaN leave it there, and zero times NaN is NaN: an attention that multiplies
+        what it masks would go on with it under weights that are sound.
+        """
+        for cache in self.model_runner.kv_caches:
+            for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                if tensor is not None:
+                    tensor.zero_()
 
     def gymrl_transfer_backend(self: Any) -> str | None:
         """What takes weights from a trainer here; None: nothing does."""

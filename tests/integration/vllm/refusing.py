@@ -21,3 +21,4 @@ class TransferExtension:
 
     gymrl_transfer_backend = WeightUpdateExtension.gymrl_transfer_backend
     gymrl_abandon_transfer = WeightUpdateExtension.gymrl_abandon_transfer
+    gymrl_forget_cache = WeightUpdateExtension.gymrl_forget_cache

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from gymrl.config import SamplingParams
-from gymrl.errors import ConfigError, WeightUpdateError
+from gymrl.errors import BadLogprobsError, ConfigError, WeightUpdateError
 from gymrl.generation.fidelity import MAX_TOLERANCE
 from gymrl.generation.weights import DirectoryWeights, TensorWeights, WeightTensor
 from tests.integration.vllm.engines import PROMPT, Reference
@@ -75,6 +75,19 @@ async def test_a_prompt_that_was_cached_is_computed_again_with_the_new_weights(
     result = await generator.generate(prompt, short)
     assert max(second.errors(prompt, result, short)) < MAX_TOLERANCE
     await generator.update_weights(DirectoryWeights(path=models.first), "10")
+
+
+async def test_weights_that_gave_nan_leave_none_of_it_to_those_after_them(generator, first):
+    """It stayed in the cache: short prompts gave NaN until something longer had overwritten it."""
+    state = first.model.state_dict()
+    name = "model.embed_tokens.weight"
+    broken = state | {name: torch.full_like(state[name], np.nan)}
+    await generator.update_weights(TensorWeights.of(broken), "nan")
+    with pytest.raises(BadLogprobsError):
+        await generator.generate([5, 6, 7], SamplingParams(max_tokens=4))
+    await generator.update_weights(TensorWeights.of(state), "sound")
+    result = await generator.generate([5, 6, 7], SamplingParams(max_tokens=4))
+    assert check_spans([([5, 6, 7], result)], {"sound": first}) == {"sound"}
 
 
 def without(state: dict, name: str) -> dict:

@@ -122,6 +122,10 @@ class UpdatableVllm(FakeVllm):
         self._is_open = False
         return {"results": [str(self._is_touched)]}
 
+    def _gymrl_forget_cache(self, body: dict) -> dict:
+        assert self.is_paused
+        return {"results": [None]}
+
     def _gymrl_load_weights(self, body: dict) -> dict:
         self.weights = body["kwargs"]["directory"].rpartition("/")[2]
         return {"results": [None]}

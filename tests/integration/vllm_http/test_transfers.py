@@ -16,7 +16,10 @@ from gymrl.generation.weights import DirectoryWeights
 from tests.integration.vllm.engines import until
 from tests.integration.vllm_http.fake_transfers import UpdatableVllm, sent
 
-TRANSFER = ["start_weight_update", "update_weights", "finish_weight_update"]
+TRANSFER = [
+    *("start_weight_update", "update_weights", "finish_weight_update"),
+    "gymrl_forget_cache",
+]
 
 
 @pytest_asyncio.fixture
