@@ -160,6 +160,8 @@ export class TokenView {
     chunk.replaceChildren(...made);
     chunk.style.minHeight = "";
     if (held !== null) this.#select(this.#token(chunk, held));
+    const area = chunk.closest(".tokens");
+    if (area === document.activeElement && !area.contains(this.current)) this.#arrive(area);
   }
 
   #token(chunk, position) {

@@ -1,6 +1,7 @@
 """The page in a real browser: what it shows, how it is moved in, and what it must not do."""
 
 import asyncio
+import contextlib
 import hashlib
 
 import numpy as np
@@ -14,7 +15,14 @@ from tests.evaluation_files import add_rows, plan_of
 from tests.integration.viewer.sample import HOSTILE, TOKENIZER, png
 from tests.rollout_files import failure, trajectory, write_rollouts
 
-pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="session"),
+    # Some look at every page; a busy machine gets time for that.
+    pytest.mark.timeout(240),
+]
+PATIENCE_MS = 30_000
+expect.set_options(timeout=PATIENCE_MS)
 
 EVERY_PAGE = (
     "/",
@@ -65,14 +73,16 @@ class Tab:
         await self.settled()
         # What is near the window has come: tokens, the first level of the JSON, images.
         await self.until(
-            "() => ![...document.querySelectorAll('.chunk:empty, .raw-tree:empty')].some((one) =>"
+            "() => ![...document.querySelectorAll('.chunk:empty')].some((one) =>"
             " one.checkVisibility() && one.getBoundingClientRect().top < innerHeight)"
+            " && ![...document.querySelectorAll('.raw-tree > span')].some((one) =>"
+            " one.textContent === '…')"
             " && [...document.images].every((one) => one.complete)"
         )
 
     async def until(self, condition, argument=None):
         """Playwright's own waiting would evaluate text in the page, which the page forbids."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_MS / 1000):
             while not await self.page.evaluate(condition, argument):  # noqa: ASYNC110 - another process's
                 await asyncio.sleep(0.02)
 
@@ -93,13 +103,24 @@ class Tab:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def tabs(browser):
+async def viewers():
+    """Opens viewers; they are there until every tab is closed, as pages ask them each second."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(path, options=None):
+            return await stack.enter_async_context(open_viewer(path, options))
+
+        yield start
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tabs(browser, viewers):
     """Opens pages of their own; ends with none of them having complained."""
     opened = []
 
     async def open_tab(viewer, path="/", **options):
         context = await browser.new_context(**options)
-        context.set_default_timeout(8000)
+        context.set_default_timeout(PATIENCE_MS)
         tab = Tab(await context.new_page(), viewer.url.rstrip("/"))
         opened.append((context, tab))
         await tab.open(path)
@@ -112,9 +133,8 @@ async def tabs(browser):
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def viewer(sample):
-    async with open_viewer(sample, ViewerOptions(poll_s=0.02)) as viewer:
-        yield viewer
+async def viewer(sample, viewers):
+    return await viewers(sample, ViewerOptions(poll_s=0.02))
 
 
 async def test_groups_are_listed_and_sorted_and_filtered_by_their_address(viewer, tabs):
@@ -250,17 +270,34 @@ async def test_the_arrows_walk_over_tokens_and_say_what_each_is(viewer, tabs):
     await expect(inspector).to_contain_text("id 17")
 
 
-async def test_texts_of_tokens_with_a_tokenizer(sample, tabs):
-    async with open_viewer(sample, ViewerOptions(tokenizer=TOKENIZER)) as viewer:
-        tab = await tabs(viewer, "/row/2")
-        first = tab.text(".sequence .t").first
-        shown = await first.text_content()
-        assert shown != "10"
-        await tab.press("i")
-        await expect(first).to_have_text("10")
-        await tab.at(r"show=ids")
-        await first.hover()
-        await expect(tab.text("#inspector code")).to_have_text(f'"{shown}"')
+async def test_tokens_that_come_after_the_focus_are_walked_over_as_well(viewer, tabs):
+    tab = await tabs(viewer)
+    is_focused = asyncio.Event()
+
+    async def hold_back(route):
+        await is_focused.wait()
+        await route.continue_()
+
+    await tab.page.route("**/tokens?*", hold_back)
+    await tab.open("/row/2")
+    await tab.page.get_by_role("group", name="Sampled tokens of turn 1").focus()
+    is_focused.set()
+    await expect(tab.text("#inspector")).to_contain_text("id 13position 3")
+    await tab.press("ArrowRight")
+    await expect(tab.text("#inspector")).to_contain_text("id 14position 4")
+
+
+async def test_texts_of_tokens_with_a_tokenizer(sample, viewers, tabs):
+    viewer = await viewers(sample, ViewerOptions(tokenizer=TOKENIZER))
+    tab = await tabs(viewer, "/row/2")
+    first = tab.text(".sequence .t").first
+    shown = await first.text_content()
+    assert shown != "10"
+    await tab.press("i")
+    await expect(first).to_have_text("10")
+    await tab.at(r"show=ids")
+    await first.hover()
+    await expect(tab.text("#inspector code")).to_have_text(f'"{shown}"')
 
 
 async def test_a_rollout_shows_why_it_is_worth_what_it_is(viewer, tabs):
@@ -299,25 +336,26 @@ async def test_a_conversation_shows_calls_results_and_images(viewer, tabs):
     await tab.open("/row/8?tab=conversation")
     image = tab.page.get_by_role("img", name="Image 1 of the conversation")
     await expect(image).to_be_visible()
-    assert await image.evaluate("(one) => [one.naturalWidth, one.naturalHeight]") == [8, 6]
+    size = "(one) => one.decode().then(() => [one.naturalWidth, one.naturalHeight])"
+    assert await image.evaluate(size) == [8, 6]
     await expect(tab.page.get_by_text("Image elsewhere, not fetched")).to_contain_text(
         "https://example.invalid/cat.png"
     )
 
 
-async def test_a_turn_shows_its_images_and_a_token_its_experts(tmp_path, tabs):
+async def test_a_turn_shows_its_images_and_a_token_its_experts(tmp_path, viewers, tabs):
     digest = hashlib.sha256(png()).hexdigest()
     shown = ImageRef(digest=digest, media_type="image/png", width=8, height=6)
     routes = np.arange(5 * 2 * 3, dtype=np.int8).reshape(5, 2, 3)
     made = trajectory(images=((shown,),), media={digest: png()}, routed_experts=routes)
-    async with open_viewer(write_rollouts(tmp_path / "r.jsonl", [made])) as viewer:
-        tab = await tabs(viewer, "/row/2#t4")
-        image = tab.page.get_by_role("img", name="Image of turn 1, 8 by 6 pixels")
-        await expect(image).to_be_visible()
-        assert await image.evaluate("(one) => one.decode().then(() => one.naturalWidth)") == 8
-        await expect(tab.page.get_by_role("complementary")).to_contain_text("3 in each of 2 layers")
-        await tab.page.get_by_role("button", name="Experts").click()
-        await expect(tab.text(".experts")).to_have_text("experts by layer 24 25 26 | 27 28 29")
+    viewer = await viewers(write_rollouts(tmp_path / "r.jsonl", [made]))
+    tab = await tabs(viewer, "/row/2#t4")
+    image = tab.page.get_by_role("img", name="Image of turn 1, 8 by 6 pixels")
+    await expect(image).to_be_visible()
+    assert await image.evaluate("(one) => one.decode().then(() => one.naturalWidth)") == 8
+    await expect(tab.page.get_by_role("complementary")).to_contain_text("3 in each of 2 layers")
+    await tab.page.get_by_role("button", name="Experts").click()
+    await expect(tab.text(".experts")).to_have_text("experts by layer 24 25 26 | 27 28 29")
 
 
 async def test_a_failure_shows_its_facts_and_its_traceback(viewer, tabs):
@@ -330,6 +368,7 @@ async def test_a_failure_shows_its_facts_and_its_traceback(viewer, tabs):
 
 async def test_the_raw_json_is_asked_for_level_by_level(viewer, tabs):
     tab = await tabs(viewer, "/row/2?tab=raw")
+    await expect(tab.page.get_by_text("trajectory { ")).to_be_visible()
     assert sum("/raw?" in url for url in tab.asked) == 1
     await tab.page.get_by_text("trajectory { ").click()
     await tab.page.get_by_text("token_ids [ 8 ]").click()
@@ -374,19 +413,19 @@ async def test_what_a_model_wrote_stays_text_and_nothing_leaves_the_machine(view
 
 
 async def test_texts_that_turn_around_their_neighbours_and_crowded_groups_leave_a_page_to_read(
-    tmp_path, tabs
+    tmp_path, viewers, tabs
 ):
     turning = "\u202etxt.exe\u202c"
     crowd = [trajectory(reward=float(place % 5), agent=turning) for place in range(100)]
     path = write_rollouts(tmp_path / "rollouts.jsonl", crowd, prompts={0: turning})
-    async with open_viewer(path, ViewerOptions(poll_s=0.02)) as viewer:
-        tab = await tabs(viewer, "/group/0")
-        assert await tab.text(".list-head .bar").count() == 64
-        await expect(tab.text(".list-head .strip .muted")).to_have_text("+36")
-        await expect(tab.text(".group-prompt")).to_have_text("⟨U+202E⟩txt.exe⟨U+202C⟩")
-        await tab.visit("/row/80")
-        assert await tab.text(".strip .bar").count() == 64
-        assert await tab.text(".strip .bar[aria-current]").count() == 1
+    viewer = await viewers(path, ViewerOptions(poll_s=0.02))
+    tab = await tabs(viewer, "/group/0")
+    assert await tab.text(".list-head .bar").count() == 64
+    await expect(tab.text(".list-head .strip .muted")).to_have_text("+36")
+    await expect(tab.text(".group-prompt")).to_have_text("⟨U+202E⟩txt.exe⟨U+202C⟩")
+    await tab.visit("/row/80")
+    assert await tab.text(".strip .bar").count() == 64
+    assert await tab.text(".strip .bar[aria-current]").count() == 1
 
 
 async def test_the_page_itself_may_not_make_markup_of_text(viewer, tabs):
@@ -475,7 +514,7 @@ async def test_the_focus_is_always_visible(viewer, tabs):
         assert style.startswith(("solid", "auto")) or "switch" in style
 
 
-async def test_a_hundred_thousand_tokens_keep_the_page_small(tmp_path, tabs):
+async def test_a_hundred_thousand_tokens_keep_the_page_small(tmp_path, viewers, tabs):
     length, prompt = 100_000, 30_000
     made = trajectory(
         token_ids=np.arange(length, dtype=np.int32),
@@ -485,24 +524,24 @@ async def test_a_hundred_thousand_tokens_keep_the_page_small(tmp_path, tabs):
         turns=(Turn(start=0, generation_start=prompt, end=length),),
     )
     path = write_rollouts(tmp_path / "long.jsonl", [made])
-    async with open_viewer(path) as viewer:
-        tab = await tabs(viewer, "/row/2")
-        tokens = tab.text(".sequence .t")
-        await expect(tokens.first).to_be_visible()
-        assert await tokens.count() < 15_000
-        await tab.open("/row/2?show=ids#t99998")
-        await expect(tab.text(".t.cur")).to_have_text("99998")
-        await expect(tab.text("#inspector")).to_contain_text("position 99,998")
-        await tab.press("End")
-        await expect(tab.text(".t.cur")).to_have_text("99999")
-        await tab.press("Home")
-        await expect(tab.text(".t.cur")).to_have_text("30000")
-        await tab.press("ArrowDown")
-        below = int(await tab.text(".t.cur").text_content())
-        assert below > 30005
-        await tab.press("ArrowUp")
-        await expect(tab.text(".t.cur")).to_have_text("30000")
-        assert await tokens.count() < 15_000
+    viewer = await viewers(path)
+    tab = await tabs(viewer, "/row/2")
+    tokens = tab.text(".sequence .t")
+    await expect(tokens.first).to_be_visible()
+    assert await tokens.count() < 15_000
+    await tab.open("/row/2?show=ids#t99998")
+    await expect(tab.text(".t.cur")).to_have_text("99998")
+    await expect(tab.text("#inspector")).to_contain_text("position 99,998")
+    await tab.press("End")
+    await expect(tab.text(".t.cur")).to_have_text("99999")
+    await tab.press("Home")
+    await expect(tab.text(".t.cur")).to_have_text("30000")
+    await tab.press("ArrowDown")
+    below = int(await tab.text(".t.cur").text_content())
+    assert below > 30005
+    await tab.press("ArrowUp")
+    await expect(tab.text(".t.cur")).to_have_text("30000")
+    assert await tokens.count() < 15_000
 
 
 async def test_rows_that_are_written_meanwhile_appear_and_the_focus_stays(viewer, sample, tabs):
@@ -549,12 +588,12 @@ async def test_what_is_not_there_is_said_in_the_page(viewer, tabs):
     tab.wrong.clear()
 
 
-async def test_a_token_in_the_address_opens_the_page_and_is_gone_from_it(sample, tabs):
-    async with open_viewer(sample, ViewerOptions(token="s3cret")) as viewer:
-        context_base = viewer.url.split("?")[0]
-        tab = await tabs(viewer, "")
-        assert tab.page.url == context_base
-        await expect(tab.text("tbody tr")).to_have_count(4)
+async def test_a_token_in_the_address_opens_the_page_and_is_gone_from_it(sample, viewers, tabs):
+    viewer = await viewers(sample, ViewerOptions(token="s3cret"))
+    context_base = viewer.url.split("?")[0]
+    tab = await tabs(viewer, "")
+    assert tab.page.url == context_base
+    await expect(tab.text("tbody tr")).to_have_count(4)
 
 
 EVALUATION = plan_of(
@@ -563,64 +602,68 @@ EVALUATION = plan_of(
 EVALUATED = [(f"sum-{n}", repeat, n / 59) for n in range(58) for repeat in (0, 1)]
 
 
-async def test_an_evaluations_report_is_shown_walked_through_and_follows_the_run(tmp_path, tabs):
+async def test_an_evaluations_report_is_shown_walked_through_and_follows_the_run(
+    tmp_path, viewers, tabs
+):
     file = add_rows(tmp_path, EVALUATION, *EVALUATED, ("sum-58", 0, None), ("w", 0, 1.0))
-    async with open_viewer(file, ViewerOptions(poll_s=0.02)) as viewer:
-        tab = await tabs(viewer)
-        await tab.page.get_by_role("link", name="Report").wait_for()
-        await tab.press("e")
-        await tab.at(r"/report$")
-        await expect(tab.text(".report-note")).to_contain_text("1 row failed and 4 are missing")
-        math = tab.page.get_by_role("region", name="math")
-        # 58 means from 0 to 57/59: their deviation is 0.2862, t(57) is 2.0025.
-        await expect(math.locator(".total").first).to_have_text("0.483 [0.408, 0.558]")
-        await expect(math.locator(".failure")).to_contain_text("RolloutTimeout 1 row")
-        await expect(math.get_by_role("img").first).to_have_attribute(
-            "aria-label", "pass@1 0.000, pass@2 0.000"
-        )
-        await expect(math.locator(".charts").first.locator("rect")).to_have_count(20)
-        await math.get_by_text("tables: ").click()
+    viewer = await viewers(file, ViewerOptions(poll_s=0.02))
+    tab = await tabs(viewer)
+    await tab.page.get_by_role("link", name="Report").wait_for()
+    await tab.press("e")
+    await tab.at(r"/report$")
+    await expect(tab.text(".report-note")).to_contain_text("1 row failed and 4 are missing")
+    math = tab.page.get_by_role("region", name="math")
+    # 58 means from 0 to 57/59: their deviation is 0.2862, t(57) is 2.0025.
+    await expect(math.locator(".total").first).to_have_text("0.483 [0.408, 0.558]")
+    await expect(math.locator(".failure")).to_contain_text("RolloutTimeout 1 row")
+    await expect(math.get_by_role("img").first).to_have_attribute(
+        "aria-label", "pass@1 0.000, pass@2 0.000"
+    )
+    await expect(math.locator(".charts").first.locator("rect")).to_have_count(20)
+    await math.get_by_text("tables: ").click()
 
-        add_rows(tmp_path, EVALUATION, ("sum-58", 0, 1.0), ("sum-58", 1, 1.0))
-        await expect(tab.text(".report-note")).to_contain_text("0 rows failed and 3 are missing")
-        await expect(math.locator("details[open] summary")).to_contain_text("tables: ")
+    add_rows(tmp_path, EVALUATION, ("sum-58", 0, 1.0), ("sum-58", 1, 1.0))
+    await expect(tab.text(".report-note")).to_contain_text("0 rows failed and 3 are missing")
+    await expect(math.locator("details[open] summary")).to_contain_text("tables: ")
 
-        await tab.page.get_by_role("link", name="All 60 tasks").click()
-        await tab.at(r"benchmark=math$")
-        await expect(tab.text("h1")).to_have_text("math")
-        await tab.page.get_by_role("link", name="Mean").click()
-        await tab.at(r"sort=mean")
-        await tab.press("n")
-        await tab.at(r"offset=50")
-        await expect(tab.text("tbody .item").last).to_have_text("sum-58")
-        await tab.press("j", "Enter")
-        await tab.at(r"/group/50$")
-        await expect(tab.text(".group-prompt")).to_have_text("solve sum-50")
+    await tab.page.get_by_role("link", name="All 60 tasks").click()
+    await tab.at(r"benchmark=math$")
+    await expect(tab.text("h1")).to_have_text("math")
+    await tab.page.get_by_role("link", name="Mean").click()
+    await tab.at(r"sort=mean")
+    await tab.press("n")
+    await tab.at(r"offset=50")
+    await expect(tab.text("tbody .item").last).to_have_text("sum-58")
+    await tab.press("j", "Enter")
+    await tab.at(r"/group/50$")
+    await expect(tab.text(".group-prompt")).to_have_text("solve sum-50")
 
 
-async def test_a_report_and_a_comparison_are_for_every_screen_and_every_eye(tmp_path, tabs):
+async def test_a_report_and_a_comparison_are_for_every_screen_and_every_eye(
+    tmp_path, viewers, tabs
+):
     file = add_rows(tmp_path, EVALUATION, *EVALUATED, ("sum-58", 0, None), ("w", 0, 1.0))
     before = [("sum-7", 0, 1.0), ("sum-8", 0, 0.0), ("w", 0, 0.0)]
     add_rows(tmp_path / "before", EVALUATION, *before)
     options = ViewerOptions(poll_s=0.02, against=str(tmp_path / "before"))
-    async with open_viewer(file, options) as viewer:
-        tab = await tabs(viewer, viewport={"width": 360, "height": 700})
-        for path in ("/report", "/report?benchmark=math&sort=-failed", "/against"):
-            await tab.visit(path)
-            await tab.page.evaluate(
-                "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
-            )
-            for scheme in ("light", "dark"):
-                await tab.page.emulate_media(color_scheme=scheme)
-                low = await tab.page.evaluate(CONTRAST)
-                assert (path, scheme, low) == (path, scheme, [])
-            assert await tab.page.evaluate("document.documentElement.scrollWidth") == 360
-            await expect(tab.page.get_by_role("heading", level=1)).to_have_count(1)
-        math = tab.page.get_by_role("region", name="math")
-        await expect(math).to_contain_text("58 tasks without a reward in A or B")
-        await expect(math.get_by_role("img").locator("rect")).to_have_count(2)
-        await expect(math.get_by_role("link")).to_have_text(["sum-7", "sum-8"])
-        await tab.press("j", "Enter")
-        await tab.at("/group/7$")
-        await tab.open("/report?benchmark=none")
-        await expect(tab.text("main")).to_contain_text("There is no benchmark none")
+    viewer = await viewers(file, options)
+    tab = await tabs(viewer, viewport={"width": 360, "height": 700})
+    for path in ("/report", "/report?benchmark=math&sort=-failed", "/against"):
+        await tab.visit(path)
+        await tab.page.evaluate(
+            "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+        )
+        for scheme in ("light", "dark"):
+            await tab.page.emulate_media(color_scheme=scheme)
+            low = await tab.page.evaluate(CONTRAST)
+            assert (path, scheme, low) == (path, scheme, [])
+        assert await tab.page.evaluate("document.documentElement.scrollWidth") == 360
+        await expect(tab.page.get_by_role("heading", level=1)).to_have_count(1)
+    math = tab.page.get_by_role("region", name="math")
+    await expect(math).to_contain_text("58 tasks without a reward in A or B")
+    await expect(math.get_by_role("img").locator("rect")).to_have_count(2)
+    await expect(math.get_by_role("link")).to_have_text(["sum-7", "sum-8"])
+    await tab.press("j", "Enter")
+    await tab.at("/group/7$")
+    await tab.open("/report?benchmark=none")
+    await expect(tab.text("main")).to_contain_text("There is no benchmark none")
