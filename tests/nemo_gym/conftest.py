@@ -1,5 +1,6 @@
 """Real Gym servers, in the interpreter that scripts/nemo-gym-peer makes."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -66,6 +67,21 @@ def forecast(body):
 def forecaster():
     """A policy that asks for Oslo's weather and then answers."""
     return forecast
+
+
+@pytest.fixture
+def rays_processes():
+    """Those of Ray under this one; a process of other tests, such as a browser's, may just end."""
+
+    def find():
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() in ("raylet", "gcs_server"):
+                    found.append(process)
+        return found
+
+    return find
 
 
 @pytest.fixture

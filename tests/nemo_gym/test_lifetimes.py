@@ -35,7 +35,7 @@ def gym_config(gym_python, servers=SERVERS, **settings):
 
 
 async def until_gone(processes):
-    gone, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=15))
+    gone, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=60))
     assert len(gone) == len(processes), alive
 
 

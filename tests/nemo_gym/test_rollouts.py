@@ -6,7 +6,6 @@ from pathlib import Path
 
 import anyio
 import msgspec
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -255,14 +254,13 @@ async def test_gyms_own_collector_finds_our_registry(
     assert "RAY False" in lines
 
 
-async def test_no_process_has_loaded_ray(engine, peers_processes):
+async def test_no_process_has_loaded_ray(engine, peers_processes, rays_processes):
     servers = peers_processes()
     assert len(servers) == 13
     for process in servers:
         files = [mapped.path for mapped in process.memory_maps()]
         assert not [path for path in files if "/ray/" in path]
-    everyone = psutil.Process().children(recursive=True)
-    assert not [p for p in everyone if p.name() in ("raylet", "gcs_server")]
+    assert rays_processes() == []
 
 
 async def test_every_server_lives(engine):

@@ -26,16 +26,16 @@ def policy(base_url, **further):
 async def test_servers_of_the_old_version_reward_a_task_and_no_ray_is_started(old_gym, forecaster):
     planned = await anyio.to_thread.run_sync(lambda: gymrl.plan_benchmark("weather", **old_gym))
     assert planned.plan.gym.version == "0.4.0"
-    # A browser of other tests, say.
-    before = psutil.Process().children(recursive=True)
+    # A browser of other tests, say, whose own processes come and go.
+    before = psutil.Process().children()
     async with ScriptedModelServer(forecaster) as model:
         served = gymrl.serve_benchmark("weather", overrides=policy(model.base_url), **old_gym)
         async with served as registry_server:
             runner = gymrl.TaskRunner(planned.rows, registry_server)
             result = await runner.run_task("w0", num_repeats=2)
             assert result.rewards == [1.0, 1.0]
-            everyone = psutil.Process().children(recursive=True)
-            family = [process for process in everyone if process not in before]
+            begun = [p for p in psutil.Process().children() if p not in before]
+            family = [*begun, *(p for one in begun for p in one.children(recursive=True))]
             commands = [" ".join(process.cmdline()) for process in family]
             servers = [p for p in family if p.cmdline()[:1] == [old_gym["gym_python"]]]
             assert len(servers) == 2

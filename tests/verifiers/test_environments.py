@@ -42,6 +42,12 @@ def benchmarks(v1_python, classic_python, environments):
     return made
 
 
+def begun_since(before):
+    """Processes that this one has started, with theirs."""
+    begun = [process for process in psutil.Process().children() if process not in before]
+    return [*begun, *(p for process in begun for p in process.children(recursive=True))]
+
+
 @pytest.fixture(scope="module")
 def played(benchmarks, tmp_path_factory, classic_python):
     """The groups of every benchmark, played side by side in one engine."""
@@ -59,16 +65,17 @@ def played(benchmarks, tmp_path_factory, classic_python):
         in_process=True,
         seed=3,
     )
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    # A browser of other tests, say, whose own processes come and go.
+    before = psutil.Process().children()
     rows = [row for made in benchmarks for row in made.rows]
 
     async def play():
         async with RolloutEngine(config) as engine:
-            running = [p.cmdline()[:1] for p in psutil.Process().children(recursive=True)]
+            running = [process.cmdline()[:1] for process in begun_since(before)]
             return running, await engine.run(rows, num_generations=2)
 
     running, groups = anyio.run(play)
-    left = {process.pid for process in psutil.Process().children(recursive=True)} - before
+    left = begun_since(before)
     places = np.cumsum([0, *(len(made.rows) for made in benchmarks)])
     return {
         "groups": [groups[a:b] for a, b in itertools.pairwise(places)],
@@ -164,7 +171,7 @@ def test_attempts_that_cannot_be_scored_together_are_refused(classic_python, gro
 
 def test_nothing_of_an_environment_is_left_when_the_engine_closes(played):
     assert played["peers"] == 4
-    assert played["left"] == set()
+    assert played["left"] == []
 
 
 def test_a_harness_that_runs_code_must_be_told_where(v1_python):
