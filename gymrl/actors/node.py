@@ -67,7 +67,8 @@ class ActorServer:
         self._unproven: dict[anyio.CancelScope, None] = {}
         self._sessions = 0
         self._refusals = RateLimitedLog(logger, interval_s=1.0)
-        self._accepting: asyncio.Task[None] | None = None
+        self._arrived: set[socket.socket] = set()
+        self._resuming: asyncio.TimerHandle | None = None
         self._listener: socket.socket | None = None
 
     async def __aenter__(self) -> ActorServer:
@@ -81,7 +82,7 @@ class ActorServer:
         except BaseException:
             self._listener.close()
             raise
-        self._accepting = self._tasks.start(self._accept(self._listener), "accept")
+        self._accept_from(self._listener)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -92,9 +93,15 @@ class ActorServer:
         listener, self._listener = self._listener, None
         if listener is None:
             return
+        asyncio.get_running_loop().remove_reader(listener)
+        if self._resuming is not None:
+            self._resuming.cancel()
+        listener.close()
         with anyio.CancelScope(shield=True):
             await self._tasks.close()
-            listener.close()
+            # Of sessions that were cancelled before their first step.
+            for sock in self._arrived:
+                sock.close()
             with anyio.move_on_after(self._options.close_timeout_s) as scope:
                 await self._actor.close()
             if scope.cancelled_caught:
@@ -104,26 +111,35 @@ class ActorServer:
         # At most one line a second: whoever floods us does not write our log.
         self._refusals.log("refused", logging.WARNING, "%s %s", self.name, what)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listener)
-            except OSError as error:
-                self._note(f"cannot accept a connection: {error}")
-                await anyio.sleep(0.1)
-                continue
-            peer = f"{address[0]}:{address[1]}"
-            if len(self._unproven) >= _MAX_UNPROVEN:
-                # The oldest goes: who knows the secret proves it at once, who does not waits.
-                oldest = next(iter(self._unproven))
-                oldest.cancel()
-                del self._unproven[oldest]
-            scope = anyio.CancelScope()
-            self._unproven[scope] = None
-            self._newest = self._tasks.start(self._session(sock, peer, scope), f"session-{peer}")
+    def _accept_from(self, listener: socket.socket) -> None:
+        # Not by the loop's own coroutine: one that is cancelled when it has accepted a connection
+        # and not yet handed it over leaves it to nobody, and its client waiting.
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def _session(self, sock: socket.socket, peer: str, scope: anyio.CancelScope) -> None:
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # it has left again
+        except OSError as error:
+            self._note(f"cannot accept a connection: {error}")
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._resuming = loop.call_later(0.1, self._accept_from, listener)
+            return
+        peer = f"{address[0]}:{address[1]}"
+        self._arrived.add(sock)
+        self._newest = self._tasks.start(self._session(sock, peer), f"session-{peer}")
+
+    async def _session(self, sock: socket.socket, peer: str) -> None:
+        self._arrived.discard(sock)
+        if len(self._unproven) >= _MAX_UNPROVEN:
+            # The oldest goes: who knows the secret proves it at once, who does not waits.
+            oldest = next(iter(self._unproven))
+            oldest.cancel()
+            del self._unproven[oldest]
+        scope = anyio.CancelScope()
+        self._unproven[scope] = None
         try:
             proven = await self._prove(sock, peer, scope)
         except BaseException:

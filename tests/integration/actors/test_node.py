@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 
 import anyio
 import numpy as np
 import pytest
+import uvloop
 
 from gymrl.actors import SpawnOptions, connect_actor, serve_actor
 from gymrl.errors import (
@@ -164,6 +166,28 @@ async def test_a_server_that_closes_ends_calls_and_streams():
                         pass
                 with pytest.raises(ActorDiedError):
                     await sleeper.call("open_streams")
+
+
+async def close_while_a_client_comes(turns: int) -> None:
+    """The server closes so many turns of the loop after a client has connected."""
+    async with serve_actor(Counter, secret=SECRET) as server:
+        with socket.create_connection((server.host, server.port)) as client:
+            client.settimeout(30)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close()
+            with contextlib.suppress(ConnectionResetError):
+                while await asyncio.to_thread(client.recv, 100):
+                    pass
+
+
+@pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_a_connection_that_comes_while_a_server_closes_is_closed_with_it(loop):
+    """A coroutine that accepts, and is cancelled before it has handed over, lost the connection."""
+    for turns in range(6):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(close_while_a_client_comes(turns))
+        gc.collect()
 
 
 async def test_what_a_client_has_under_way_ends_with_its_connection():
