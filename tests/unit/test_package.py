@@ -11,7 +11,7 @@ HEAVY = ["torch", "transformers", "vllm", "PIL", "ray", "nemo_gym"]
 
 def run_python(code: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=150
     )
     return result.stdout
 

@@ -78,7 +78,7 @@ def on_a_terminal(command, folder, answers):
         if answers and shown.endswith("(Pdb) "):
             os.write(leader, answers.pop(0).encode() + b"\n")
     os.close(leader)
-    return process.wait(50), shown
+    return process.wait(150), shown
 
 
 async def test_a_breakpoint_stops_in_one_process_and_goes_on(command, folder):
@@ -99,7 +99,7 @@ async def test_leaving_the_debugger_ends_the_run_at_the_first_time(command, fold
 async def test_a_breakpoint_in_a_worker_says_where_it_would_stop(command, folder):
     def run():
         return subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=50, check=False
+            command, cwd=folder, capture_output=True, text=True, timeout=150, check=False
         )
 
     done = await anyio.to_thread.run_sync(run)

@@ -12,7 +12,7 @@ GYMRL = [sys.executable, "-m", "gymrl"]
 
 def run(command, **options):
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=50, check=False, **options
+        command, capture_output=True, text=True, timeout=150, check=False, **options
     )
 
 
@@ -23,7 +23,7 @@ def test_standard_output_that_is_full_is_a_message():
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=50,
+            timeout=150,
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, "gymrl: OSError: No space left on device\n")
