@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict  # noqa: TID251 - callers index them
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-
 from gymrl.errors import GenerationError, GenerationRequestError
+from gymrl.extras import optional_imports
 from gymrl.generation.base import WeightSpan  # noqa: TC001 - the dictionary's annotations name it
 from gymrl.routed_experts import MISSING, RouteFormatError, routes_or_missing
+
+with optional_imports():
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
 
 if TYPE_CHECKING:
     from gymrl.generation.base import Generated

@@ -18,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import safetensors.torch
-import torch
-import transformers
 
 from gymrl.errors import ConfigError, WeightUpdateError
+from gymrl.extras import optional_imports
 from gymrl.generation.weights import Manifest, WeightTensor, weight_files
 from gymrl.routed_experts import count_experts
+
+with optional_imports():
+    import safetensors.torch
+    import torch
+    import transformers
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import torch
-from torch.multiprocessing.reductions import reduce_tensor
+
+from gymrl.extras import optional_imports
+
+with optional_imports():
+    import torch
+    from torch.multiprocessing.reductions import reduce_tensor
 
 
 class CudaHandle(msgspec.Struct, frozen=True, kw_only=True):

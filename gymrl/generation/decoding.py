@@ -14,13 +14,15 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import DynamicCache
-
 from gymrl.errors import BadLogprobsError, GenerationError
+from gymrl.extras import optional_imports
 from gymrl.generation.decode_request import Request, settle
 from gymrl.generation.image_tensors import TOKEN_TYPES
 from gymrl.generation.sampling import choose, sampled_logprob
+
+with optional_imports():
+    import torch
+    from transformers import DynamicCache
 
 if TYPE_CHECKING:
     from gymrl.config import LogprobsMode

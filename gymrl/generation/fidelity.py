@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
-from transformers import DynamicCache
 
 from gymrl.config import LogprobsMode, SamplingParams
 from gymrl.errors import BadLogprobsError
+from gymrl.extras import optional_imports
 from gymrl.generation.decoding import cache_argument
 from gymrl.generation.sampling import sampled_logprob
 from gymrl.types import Float32Array, Int32Array
+
+with optional_imports():
+    import torch
+    from transformers import DynamicCache
 
 if TYPE_CHECKING:
     from gymrl.types import Trajectory

@@ -15,14 +15,17 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
-from torch._C._distributed_c10d import TCPStore
 
 from gymrl.errors import WeightUpdateError
+from gymrl.extras import optional_imports
 from gymrl.generation.cuda_handles import Handles, from_plain, shared_handle, to_plain
 from gymrl.generation.weight_meeting import refused
 from gymrl.generation.weight_transfer import check_announced, described, not_taken, whole
 from gymrl.generation.weights import IPC_BACKEND, NCCL_BACKEND, TransferWeights
+
+with optional_imports():
+    import torch
+    from torch._C._distributed_c10d import TCPStore
 
 if TYPE_CHECKING:
     import socket

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-
 from gymrl.errors import ConfigError, UnsupportedOptionError
+from gymrl.extras import optional_imports
 from gymrl.generation.image_tensors import ImageTensors
 from gymrl.generation.processors import sees_images
 from gymrl.media.processing import ImageProcessor
+
+with optional_imports():
+    import torch
+    import transformers
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig

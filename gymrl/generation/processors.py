@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import transformers
-
 from gymrl.errors import ConfigError
+from gymrl.extras import optional_imports
 from gymrl.generation.models import resolve_model
+
+with optional_imports():
+    import transformers
 
 _IMAGE_TOKEN_FIELDS = ("image_token_id", "image_token_index")
 

@@ -12,10 +12,12 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from gymrl.errors import ConfigError, GenerationError
+from gymrl.extras import optional_imports
 from gymrl.routed_experts import count_experts, routes_dtype
+
+with optional_imports():
+    import torch
 
 if TYPE_CHECKING:
     from gymrl.types import RoutesArray

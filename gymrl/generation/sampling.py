@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
+from gymrl.extras import optional_imports
+
+with optional_imports():
+    import torch
 
 if TYPE_CHECKING:
     from gymrl.config import LogprobsMode, SamplingParams

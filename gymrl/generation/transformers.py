@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
-import torch
 
 from gymrl.errors import GenerationError, GenerationRequestError, WeightUpdateError
+from gymrl.extras import optional_imports
 from gymrl.generation.base import (
     Generated,
     TokenCallback,
@@ -44,6 +44,9 @@ from gymrl.generation.route_capture import RouteCapture
 from gymrl.generation.weight_exchange import Tensors, WeightUpdate, copy_weights, read_weights
 from gymrl.generation.weight_refusal import sender_told
 from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_pause
+
+with optional_imports():
+    import torch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -11,23 +11,25 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
-from vllm.distributed.weight_transfer.ipc_engine import (
-    IPCWeightTransferEngine,
-    IPCWeightTransferUpdateInfo,
-)
-from vllm.model_executor.model_loader.reload import (
-    finalize_layerwise_reload,
-    initialize_layerwise_reload,
-)
-
+from gymrl.extras import optional_imports
 from gymrl.generation.cuda_handles import from_plain, to_arguments
 from gymrl.generation.weight_meeting import Meeting, WeightGroup, as_bytes, visit
+
+with optional_imports():
+    import torch
+    from vllm.distributed.weight_transfer.base import (
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
+    from vllm.distributed.weight_transfer.ipc_engine import (
+        IPCWeightTransferEngine,
+        IPCWeightTransferUpdateInfo,
+    )
+    from vllm.model_executor.model_loader.reload import (
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

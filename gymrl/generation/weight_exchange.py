@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import safetensors
-import torch
-
 from gymrl.errors import WeightUpdateError
+from gymrl.extras import optional_imports
 from gymrl.generation.checkpoints import checkpoint_entries, model_manifest, torch_tensor
 from gymrl.generation.weights import (
     DirectoryWeights,
@@ -22,6 +20,10 @@ from gymrl.generation.weights import (
     WeightSource,
     describe,
 )
+
+with optional_imports():
+    import safetensors
+    import torch
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -19,13 +19,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
-import torch
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed import ProcessGroupGloo
 
 from gymrl.addresses import address_family
 from gymrl.errors import WeightUpdateError
+from gymrl.extras import optional_imports
 from gymrl.generation.weights import GLOO_BACKEND
+
+with optional_imports():
+    import torch
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch.distributed import ProcessGroupGloo
 
 if TYPE_CHECKING:
     from torch.distributed import Work

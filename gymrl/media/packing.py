@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
-
 from gymrl.errors import MediaError
+from gymrl.extras import optional_imports
+
+with optional_imports():
+    import torch
+    import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,11 +13,14 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from gymrl.errors import ConfigError, MediaError, UnsupportedOptionError
+from gymrl.extras import optional_imports
 from gymrl.media.images import open_image
 from gymrl.media.packing import EXACT_SIZES, pack, padded_stack
+
+with optional_imports():
+    import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

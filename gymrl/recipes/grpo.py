@@ -21,12 +21,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gymrl.extras import optional_imports
-
-with optional_imports():
-    import torch
-    import torch.distributed as dist
-    import transformers
+import torch
+import torch.distributed as dist
+import transformers
 
 import gymrl.torchrun
 from gymrl.errors import ConfigError, OutputError

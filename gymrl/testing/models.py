@@ -11,11 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from gymrl.extras import optional_imports
 from gymrl.generation.model_loading import without_progress_bars
+
+with optional_imports():
+    import torch
+    import transformers
 
 Architecture = Literal["llama", "qwen3", "qwen3_moe", "mixtral"]
 

@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
-from PIL import Image
 from tokenizers import AddedToken
-from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
-    PaddleOCRVLImageProcessorPil,
-)
 
+from gymrl.extras import optional_imports
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.images import ImageFormat
 from gymrl.generation.model_loading import without_progress_bars
 from gymrl.testing.models import build_tiny_tokenizer, tiny_shape, with_template
+
+with optional_imports():
+    import torch
+    import transformers
+    from PIL import Image
+    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+        PaddleOCRVLImageProcessorPil,
+    )
 
 IMAGE_TOKEN = "<|image_pad|>"
 VISION_START_TOKEN = "<|vision_start|>"

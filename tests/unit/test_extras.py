@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -30,23 +28,3 @@ def test_a_module_of_no_extra_is_left_as_it_is():
     with pytest.raises(ModuleNotFoundError) as caught, optional_imports():
         raise missing
     assert caught.value is missing
-
-
-def test_what_needs_torch_says_which_extra_brings_it():
-    code = """
-import importlib, sys
-sys.modules["torch"] = None
-doors = ["gymrl.tensors", "gymrl.torchrun", "gymrl.compat.nemo_rl", "gymrl.recipes.grpo"]
-looks = [lambda name=name: importlib.import_module(name) for name in doors]
-import gymrl, gymrl.generation
-looks += [lambda: gymrl.to_batch, lambda: gymrl.generation.TransformersGenerator]
-for look in looks:
-    try:
-        look()
-    except ModuleNotFoundError as error:
-        print(error.name, "gymrl[transformers]" in str(error))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
-    )
-    assert done.stdout.splitlines() == ["torch True"] * 6

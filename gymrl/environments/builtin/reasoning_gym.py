@@ -12,14 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from reasoning_gym.factory import DATASETS, create_dataset
 
 from gymrl.answer_scorers import scorer_of
 from gymrl.environments.base import BaseEnvironment, EnvironmentReturn, MessageLog
 from gymrl.environments.builtin.answers import AnswerExtractor, extract_answer
 from gymrl.environments.builtin.task import Task, environment_message
 from gymrl.errors import ConfigError
+from gymrl.extras import optional_imports
 from gymrl.telemetry import RateLimitedLog
+
+with optional_imports():
+    from reasoning_gym.factory import DATASETS, create_dataset
 
 logger = logging.getLogger(__name__)
 

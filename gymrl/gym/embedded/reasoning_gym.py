@@ -14,11 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import anyio.to_thread
-from reasoning_gym.factory import DATASETS
 
 from gymrl.answer_scorers import scorer_of
+from gymrl.extras import optional_imports
 from gymrl.gym.embedded.base import Peers, RefusedRequest, ServerSettings
 from gymrl.gym.embedded.resources import ResourcesServer, Verdict
+
+with optional_imports():
+    from reasoning_gym.factory import DATASETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -286,7 +286,7 @@ def test_nothing_of_reasoning_gym_is_imported_elsewhere():
         path.name
         for path in package.rglob("*.py")
         if any(
-            line.startswith(("import reasoning_gym", "from reasoning_gym"))
+            line.strip().startswith(("import reasoning_gym", "from reasoning_gym"))
             for line in path.read_text().splitlines()
         )
     ]
