@@ -15,7 +15,7 @@ async def servers() -> AsyncIterator[list[FakeVllm]]:
         await fake.start()
     yield fakes
     for fake in fakes:
-        await fake.stop()
+        await fake.close()
 
 
 @pytest.fixture

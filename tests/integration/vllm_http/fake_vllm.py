@@ -19,6 +19,8 @@ def recorded(name: str) -> bytes:
 class FakeVllm:
     """One server: recorded answers, until `behave` says otherwise.
 
+    Its port is nobody else's until it is closed, also while it is stopped.
+
     Attributes:
         requests: Bodies of the calls it got, the ones of inspections left out.
         behave: Answers a call in place of the recording.
@@ -35,9 +37,10 @@ class FakeVllm:
         self._has_route = has_route_for_tokens
         self._runner: web.AppRunner | None = None
         self._door: Door | None = None
-        self.url = ""
+        self._place = bound_socket("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.port}"
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self) -> None:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
@@ -46,18 +49,23 @@ class FakeVllm:
         self.add_routes(app.router)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        self._door = Door(self._runner, bound_socket("127.0.0.1", port))
+        self._door = Door(self._runner, bound_socket("127.0.0.1", self.port))
         await self._door.open()
-        self.url = f"http://127.0.0.1:{self._door.port}"
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """More of them, in a fake that has more."""
 
     @property
     def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
+        return self._place.getsockname()[1]
+
+    async def close(self) -> None:
+        """Stop for good."""
+        await self.stop()
+        self._place.close()
 
     async def stop(self) -> None:
+        """Answer nobody, until it is started again."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await self._door.close()

@@ -15,6 +15,7 @@ from gymrl.errors import (
     GenerationTransportError,
 )
 from gymrl.generation.base import WeightSpan
+from gymrl.gym.listener import Listener, PortRange
 from tests.integration.vllm_http.fake_vllm import FakeVllm, recorded
 
 PROMPT = [1, 80, 81, 2]
@@ -23,7 +24,7 @@ TOKENS = [42, 287, 200]
 LOGPROBS = [-3.377337694168091, -3.2084767818450928, -2.656907320022583]
 
 
-async def until(condition, seconds: float = 10) -> None:
+async def until(condition, seconds: float = 40) -> None:
     with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - the other side is a server
             await anyio.sleep(0.01)
@@ -78,7 +79,7 @@ async def test_a_server_without_the_route_for_tokens_is_asked_for_completions(co
         assert fake.requests[0]["prompt"] == PROMPT
         assert fake.requests[0]["return_token_ids"] is True
     finally:
-        await fake.stop()
+        await fake.close()
 
 
 async def refuse(request: web.Request) -> web.Response:
@@ -191,12 +192,11 @@ async def test_a_server_whose_engine_died_is_left_out_until_it_is_well(servers, 
 
 async def test_a_server_that_stops_and_starts_again_is_taken_back(servers, connect):
     generator = await connect(*(fake.url for fake in servers))
-    port = servers[0].port
     await servers[0].stop()
     results = await gather_bounded(lambda _: generator.generate(PROMPT, SAMPLING), range(4))
     assert [result.token_ids for result in results] == [TOKENS] * 4
     assert list(generator.out) == [servers[0].url]
-    await servers[0].start(port)
+    await servers[0].start()
     await until(lambda: not generator.out)
 
 
@@ -268,8 +268,10 @@ async def test_a_call_has_a_deadline_that_names_its_setting(servers, connect):
     assert set(generator.in_flight.values()) == {0}
 
 
-async def test_when_no_server_answers_the_error_names_each(unused_tcp_port_factory, connect):
-    urls = [f"http://127.0.0.1:{unused_tcp_port_factory()}" for _ in range(2)]
+async def test_when_no_server_answers_the_error_names_each(servers, connect):
+    urls = [fake.url for fake in servers]
+    for fake in servers:
+        await fake.stop()
     with pytest.raises(GenerationTransportError) as caught:
         await connect(*urls)
     assert all(f"{url} can't be reached" in str(caught.value) for url in urls)
@@ -282,16 +284,13 @@ async def test_something_that_is_no_vllm_server_is_said_to_be_none(connect):
     app = web.Application()
     for path in ("/health", "/v1/models"):
         app.router.add_get(path, page)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    listener = Listener(app, PortRange())
+    await listener.start()
     try:
-        port = site._server.sockets[0].getsockname()[1]
         with pytest.raises(GenerationTransportError, match="is no vLLM server"):
-            await connect(f"http://127.0.0.1:{port}")
+            await connect(listener.url)
     finally:
-        await runner.cleanup()
+        await listener.stop()
 
 
 @pytest.mark.parametrize(

@@ -71,4 +71,4 @@ async def test_servers_without_the_route_for_tokens_get_no_images(servers, conne
         with pytest.raises(GenerationRequestError, match="--enable-scale-out"):
             await alone.generate_with_images(PROMPT, SHOWN, SamplingParams(max_tokens=1))
     finally:
-        await completions.stop()
+        await completions.close()

@@ -68,7 +68,7 @@ async def test_routes_of_either_route_get_a_row_for_the_last_token(
         fake.behave = answers(recording, npy(given))
         result = await policy.generate(PROMPT, SAMPLING)
     finally:
-        await fake.stop()
+        await fake.close()
 
     assert result.routed_experts.dtype == np.int8
     assert result.routed_experts[:-1].tolist() == given.tolist()
