@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gymrl.errors import GenerationRequestError
-from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
+from gymrl.generation.policy import Completion, Conversation, training_fields
 from gymrl.generation.refused_fields import shown
 from gymrl.generation.request_content import content_parts, content_text
 from gymrl.generation.requests import (
@@ -53,22 +53,18 @@ def conversation_of(request: ChatRequest | TokenizeRequest) -> Conversation:
         GenerationRequestError: A message is malformed, naming its place.
     """
     sent = request.messages or []
-    prefixes = {}
-    for i, message in enumerate(sent):
-        where = f"messages[{i}]"
-        prefix = true_prefix(message.prompt_token_ids, message.generation_token_ids, where)
-        if prefix is not None:
-            if message.role != "assistant":
-                raise GenerationRequestError(
-                    f"{where} carries token ids, but only the assistant's messages may",
-                    param=f"{where}.prompt_token_ids",
-                )
-            prefixes[i] = prefix
+    carriers = [i for i, message in enumerate(sent) if message.carries_tokens(f"messages[{i}]")]
+    for i in carriers:
+        if sent[i].role != "assistant":
+            raise GenerationRequestError(
+                f"messages[{i}] carries token ids, but only the assistant's messages may",
+                param=f"messages[{i}].prompt_token_ids",
+            )
     return Conversation(
         messages=[_template_message(message, f"messages[{i}]") for i, message in enumerate(sent)],
         tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or [])],
         may_call=check_tool_choice(getattr(request, "tool_choice", None)),
-        prefixes=prefixes,
+        prefixes={i: sent[i].tokens(f"messages[{i}]") for i in carriers[-1:]},
         template_kwargs=template_variables(
             request.chat_template_kwargs, getattr(request, "reasoning_effort", None)
         ),

@@ -15,7 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from gymrl.config import MediaConfig
-from gymrl.errors import GenerationError, GenerationRequestError, PrefixError
+from gymrl.errors import GenerationError, PrefixError
 from gymrl.generation.answer_stream import AnswerStream, TextStream
 from gymrl.generation.base import (
     Generated,
@@ -54,7 +54,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         messages: In the form that chat templates take.
         tools: In chat-completions form; shown to the model.
         may_call: Calls of those tools are read from the answer.
-        prefixes: By place in `messages`: the tokens that an assistant message carries.
+        prefixes: By place in `messages`: the tokens that an assistant message carries. Those of the
+            newest one that carries any are enough.
         template_kwargs: Further variables of the template.
         images: What the parts ``{"type": "image"}`` of `messages` show, in order.
         ledger: Of the rollout that the call belongs to; what is sampled is recorded there.
@@ -332,22 +333,3 @@ def training_fields(completion: Completion) -> dict[str, Any]:
     if generated.routed_experts is not None:
         fields["routed_experts"] = encode_routes(generated.routed_experts)
     return fields
-
-
-def true_prefix(
-    prompt_token_ids: list[int] | None, generation_token_ids: list[int] | None, where: str
-) -> TruePrefix | None:
-    """The tokens that a message or an item carries, if it carries any.
-
-    Raises:
-        GenerationRequestError: It carries one of the two fields without the other.
-    """
-    if prompt_token_ids is None and generation_token_ids is None:
-        return None
-    if prompt_token_ids is None or generation_token_ids is None:
-        missing = "prompt_token_ids" if prompt_token_ids is None else "generation_token_ids"
-        raise GenerationRequestError(
-            f"{where} carries token ids without {missing}; send both fields back as they came",
-            param=f"{where}.{missing}",
-        )
-    return TruePrefix(prompt_token_ids, generation_token_ids)

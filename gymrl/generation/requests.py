@@ -7,6 +7,7 @@ honour is refused by name instead of ignored.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -17,7 +18,11 @@ import msgspec
 from gymrl.config import SamplingParams
 from gymrl.errors import GenerationRequestError
 from gymrl.generation import refused_fields
-from gymrl.generation.request_content import Content, Part
+from gymrl.generation.carried_tokens import TokenCarrier
+from gymrl.generation.request_content import (  # noqa: TC001 - msgspec reads annotations
+    Content,
+    Part,
+)
 
 RequestT = TypeVar("RequestT", bound="SampledRequest")
 
@@ -33,7 +38,7 @@ _NO_VARIABLES = frozenset(
 """Not the template's to read: transformers takes them, a program in place of the template among them."""
 
 
-class InputItem(msgspec.Struct):
+class InputItem(TokenCarrier, kw_only=True):
     """One item of a Responses input: a message, a call, a call's output, or reasoning."""
 
     type: str | None = None
@@ -44,8 +49,6 @@ class InputItem(msgspec.Struct):
     arguments: Any = None
     call_id: str | None = None
     output: Content = None
-    prompt_token_ids: list[int] | None = None
-    generation_token_ids: list[int] | None = None
 
 
 class CallFunction(msgspec.Struct):
@@ -62,7 +65,7 @@ class MessageCall(msgspec.Struct):
     function: CallFunction | None = None
 
 
-class ChatMessage(msgspec.Struct):
+class ChatMessage(TokenCarrier, kw_only=True):
     """One message of a chat-completions request; `function_call` is the older form of one call."""
 
     role: str
@@ -73,8 +76,6 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[MessageCall] | None = None
     function_call: CallFunction | None = None
     tool_call_id: str | None = None
-    prompt_token_ids: list[int] | None = None
-    generation_token_ids: list[int] | None = None
 
 
 class SampledRequest(msgspec.Struct, kw_only=True):
@@ -206,6 +207,33 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+def read_request(body: bytes, cls: type[RequestT] | type[TokenizeRequest]) -> Any:
+    """The request that a body is, ``metadata.extra_body`` merged into it.
+
+    What no field reads is skipped, not decoded: long conversations carry more of it than of anything
+    else.
+
+    Raises:
+        GenerationRequestError: As :func:`decode_body` and :func:`convert`.
+    """
+    try:
+        request = msgspec.json.decode(body, type=_as_sent(cls))
+    except (msgspec.DecodeError, RecursionError):
+        return convert(decode_body(body), cls)
+    values = {name: getattr(request, name) for name in ("metadata", *cls.refused)}
+    if _extra_of(values) is not None:
+        return convert(decode_body(body), cls)
+    return _checked(request, values)
+
+
+@functools.cache
+def _as_sent(cls: type[RequestT] | type[TokenizeRequest]) -> type[Any]:
+    """A request with the fields that it refuses, so that one pass over a body finds all."""
+    others = {"metadata", *cls.refused}.difference(cls.__struct_fields__)
+    fields = [(name, Any, None) for name in sorted(others)]
+    return msgspec.defstruct(cls.__name__, fields, bases=(cls,), kw_only=True)
+
+
 def decode_body(body: bytes) -> dict[str, Any]:
     """The JSON object of a request, ``metadata.extra_body`` merged into it.
 
@@ -222,11 +250,13 @@ def decode_body(body: bytes) -> dict[str, Any]:
         raise GenerationRequestError(
             f"the body is a JSON {type(values).__name__}; an object is needed"
         )
+    extra = _extra_of(values)
+    return values if extra is None else {**values, **_extra_body(extra)}
+
+
+def _extra_of(values: Mapping[str, Any]) -> Any:
     metadata = values.get("metadata")
-    extra = metadata.get("extra_body") if isinstance(metadata, dict) else None
-    if extra is None:
-        return values
-    return {**values, **_extra_body(extra)}
+    return metadata.get("extra_body") if isinstance(metadata, dict) else None
 
 
 def _decode_json(body: bytes) -> Any:
@@ -266,12 +296,17 @@ def convert(values: Mapping[str, Any], cls: type[RequestT] | type[TokenizeReques
             what this server can't do.
     """
     try:
-        request = msgspec.convert(values, cls)
+        request = msgspec.json.decode(msgspec.json.encode(values), type=cls)
     except msgspec.ValidationError as error:
         text = str(error)
         found = re.search(r"at `\$\.?(.*)`$", text) or re.search(r"field `(.*)`$", text)
         raise GenerationRequestError(text, param=found[1] if found else None) from None
-    refused_fields.refuse(values, cls.refused, cls.called_here)
+    return _checked(request, values)
+
+
+def _checked(request: Any, values: Mapping[str, Any]) -> Any:
+    """The request, unless it asks for what this server can't do."""
+    refused_fields.refuse(values, request.refused, request.called_here)
     for name in sorted(_NO_VARIABLES.intersection(request.chat_template_kwargs or ())):
         raise GenerationRequestError(
             f"chat_template_kwargs.{name} is no variable of a template; leave it out",

@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import GenerationRequestError
-from gymrl.generation.policy import Completion, Conversation, training_fields, true_prefix
+from gymrl.generation.policy import Completion, Conversation, training_fields
 from gymrl.generation.refused_fields import shown
 from gymrl.generation.request_content import content_parts, content_text
 from gymrl.generation.requests import (
@@ -82,7 +82,7 @@ def conversation_of(request: ResponsesRequest) -> Conversation:
         messages=builder.messages,
         tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or [])],
         may_call=check_tool_choice(request.tool_choice),
-        prefixes=builder.prefixes,
+        prefixes=builder.prefixes(),
         template_kwargs=template_variables(request.chat_template_kwargs, _effort(request)),
     )
 
@@ -101,8 +101,15 @@ class _MessageBuilder:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.prefixes: dict[int, TruePrefix] = {}
+        self._carrier: tuple[int, InputItem, str] | None = None
         self._turn: dict[str, Any] | None = None
+
+    def prefixes(self) -> dict[int, TruePrefix]:
+        """What the newest item that carries tokens carries."""
+        if self._carrier is None:
+            return {}
+        place, item, where = self._carrier
+        return {place: item.tokens(where)}
 
     def add(self, message: dict[str, Any]) -> None:
         self.close()
@@ -130,15 +137,14 @@ class _MessageBuilder:
                 "function_call_output and reasoning",
                 param=f"{where}.type",
             )
-        prefix = true_prefix(item.prompt_token_ids, item.generation_token_ids, where)
-        if prefix is not None:
+        if item.carries_tokens(where):
             if self._turn is None:
                 raise GenerationRequestError(
                     f"{where} carries token ids, but only the assistant's items may",
                     param=f"{where}.prompt_token_ids",
                 )
             # Tokens sit on the last item of a call, so the turn ends here.
-            self.prefixes[len(self.messages)] = prefix
+            self._carrier = len(self.messages), item, where
             self.close()
 
     def _take_message(self, item: InputItem, where: str) -> None:

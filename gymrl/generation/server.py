@@ -45,12 +45,11 @@ from gymrl.generation.requests import (
     ChatRequest,
     ResponsesRequest,
     TokenizeRequest,
-    convert,
-    decode_body,
+    read_request,
 )
 from gymrl.generation.responses_stream import ResponseStream
 from gymrl.generation.streaming import ChatStream
-from gymrl.listening import Door
+from gymrl.listening import IDLE_S, Door, read_body
 
 if TYPE_CHECKING:
     import socket
@@ -117,7 +116,11 @@ class GenerationServer:
         """
         bound = listening_socket(self._host, self._port)
         self._runner = web.AppRunner(
-            self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=5.0
+            self._app(),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=5.0,
+            keepalive_timeout=IDLE_S,
         )
         await self._runner.setup()
         self._door = Door(self._runner, bound)
@@ -164,7 +167,7 @@ class GenerationServer:
         return app
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
-        body = convert(await self._body(request), ResponsesRequest)
+        body = await self._read(request, ResponsesRequest)
         self._check_model(body.model)
         responses_api.check_request(body)
         conversation = responses_api.conversation_of(body)
@@ -184,7 +187,7 @@ class GenerationServer:
         )
 
     async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        body: ChatRequest = convert(await self._body(request), ChatRequest)
+        body: ChatRequest = await self._read(request, ChatRequest)
         self._check_model(body.model)
         num_choices = chat_api.check_request(body)
         conversation = chat_api.conversation_of(body)
@@ -210,7 +213,7 @@ class GenerationServer:
         )
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body: CompletionRequest = convert(await self._body(request), CompletionRequest)
+        body: CompletionRequest = await self._read(request, CompletionRequest)
         self._check_model(body.model)
         completions = Completions(self._policy, body, self._ledgers.ledger(request))
         if body.stream:
@@ -236,7 +239,7 @@ class GenerationServer:
         return events.response
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        body: TokenizeRequest = convert(await self._body(request), TokenizeRequest)
+        body: TokenizeRequest = await self._read(request, TokenizeRequest)
         self._check_model(body.model)
         if (body.messages is None) == (body.prompt is None):
             raise GenerationRequestError("give either messages or prompt", param="messages")
@@ -294,8 +297,8 @@ class GenerationServer:
                 param="model",
             )
 
-    async def _body(self, request: web.Request) -> dict[str, Any]:
-        """The JSON object of a request.
+    async def _read(self, request: web.Request, cls: type[Any]) -> Any:
+        """What a request's body asks for.
 
         Raises:
             BodyTooLargeError: It says that it is larger than what is read.
@@ -306,7 +309,7 @@ class GenerationServer:
         if size > self._max_body_bytes:
             raise BodyTooLargeError(self._size_limit)
         try:
-            return decode_body(await request.read())
+            return read_request(await read_body(request), cls)
         except web.RequestPayloadError as error:
             raise BrokenBodyError(f"the body can't be read: {error}") from error
 

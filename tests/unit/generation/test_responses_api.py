@@ -86,7 +86,35 @@ def test_an_item_with_tokens_ends_its_turn():
     ]
     conversation = conversation_of(request(items))
     assert len(conversation.messages) == 2
-    assert sorted(conversation.prefixes) == [0, 1]
+    assert conversation.prefixes == {1: TruePrefix([1, 2], [3])}
+
+
+def test_of_the_items_that_carry_tokens_the_newest_is_read():
+    """Every one carries all tokens before it: reading each was most of a long conversation's time."""
+    items = [
+        {"role": "assistant", "content": "a", **TOKENS, "prompt_token_ids": "not read"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c", **TOKENS},
+        {"role": "user", "content": "d"},
+    ]
+    assert conversation_of(request(items)).prefixes == {2: TruePrefix([1, 2], [3])}
+
+
+@pytest.mark.parametrize(
+    ("ids", "place", "said"),
+    [
+        ([1, "2"], "[1]", "Expected `int`, got `str`"),
+        ([1, 2.5], "[1]", "Expected `int`, got `float`"),
+        ("1, 2", "", "Expected `array`, got `str`"),
+        ({"ids": [1]}, "", "Expected `array`, got `object`"),
+    ],
+)
+def test_tokens_that_are_no_list_of_ids_are_refused_with_their_place(ids, place, said):
+    asked = request([{"role": "assistant", "content": "a", **TOKENS, "generation_token_ids": ids}])
+    with pytest.raises(GenerationRequestError) as caught:
+        conversation_of(asked)
+    assert caught.value.param == f"input[0].generation_token_ids{place}"
+    assert str(caught.value) == f"{said} - at `$.{caught.value.param}`"
 
 
 def test_two_answers_in_a_row_are_two_messages():
