@@ -16,6 +16,7 @@ from aiohttp import web
 from gymrl.errors import GymRequestError, GymTransportError
 from gymrl.gym.embedded.base import MAX_BODY_BYTES, ROLLOUT_PREFIX, json_response
 from gymrl.gym.listener import Listener, PortRange
+from gymrl.listening import read_body
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -62,7 +63,7 @@ class PolicyServer:
 
     async def _call(self, method: str, request: web.Request) -> web.Response:
         url = f"{next(self._endpoints)}/{method}"
-        return await _passed_on(self._pool.post(url, await request.read()))
+        return await _passed_on(self._pool.post(url, await read_body(request)))
 
     async def _models(self, _: web.Request) -> web.Response:
         return await _passed_on(self._pool.get(f"{next(self._endpoints)}/models"))

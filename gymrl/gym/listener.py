@@ -11,7 +11,7 @@ from aiohttp import web
 from gymrl.addresses import bound_socket
 from gymrl.browsers import guard
 from gymrl.errors import ConfigError, ServerStartError
-from gymrl.listening import Door
+from gymrl.listening import IDLE_S, Door
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,6 +93,7 @@ class Listener:
             access_log=None,
             handler_cancellation=True,
             shutdown_timeout=_SHUTDOWN_S,
+            keepalive_timeout=IDLE_S,
         )
         await runner.setup()
         self._runner = runner

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from gymrl.errors import RolloutFailure
 from gymrl.gym.embedded.base import MAX_BODY_BYTES, decode_fields, json_response
+from gymrl.listening import read_body
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,7 @@ class PolicyRelay:
             return _not_passed_on(request)
         cookies = _cookies_of(request.headers.get("Cookie", ""))
         turn = self._turn_of(cookies.pop(_COOKIE, None), request.path)
-        body = self._with_model(await request.read())
+        body = self._with_model(await read_body(request))
         try:
             answer = await self._pool.post(self._roots[turn] + request.path_qs, body, cookies)
         except RolloutFailure as error:

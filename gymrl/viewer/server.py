@@ -15,7 +15,7 @@ from aiohttp import web
 from gymrl.addresses import bound_socket
 from gymrl.browsers import is_loopback
 from gymrl.errors import ConfigError
-from gymrl.listening import Door
+from gymrl.listening import IDLE_S, Door
 from gymrl.viewer.access import Access
 from gymrl.viewer.handlers import Handlers, problems
 from gymrl.viewer.rollout_file import RolloutFile
@@ -102,6 +102,7 @@ async def open_viewer(
             _application(Handlers(file, texts, reports), access),
             access_log=None,
             shutdown_timeout=1.0,
+            keepalive_timeout=IDLE_S,
         )
         await runner.setup()
         door = None

@@ -23,6 +23,7 @@ from gymrl.gym.embedded.base import (
     read_fields,
 )
 from gymrl.gym.schema import is_null, plain
+from gymrl.listening import read_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -182,7 +183,7 @@ class AgentServer(EmbeddedServer):
         self.add_post(app, "/v1/responses", self._responses)
 
     async def _run(self, request: web.Request) -> web.Response:
-        body = await request.read()
+        body = await read_body(request)
         row = await read_fields(request)
         params = row.get("responses_create_params", msgspec.Raw(b""))
         if is_null(params):

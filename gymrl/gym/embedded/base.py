@@ -22,6 +22,7 @@ from gymrl.errors import ConfigError
 from gymrl.gym.embedded.debugging import left_debugger
 from gymrl.gym.embedded.sessions import SessionCookie
 from gymrl.gym.schema import decode_mending
+from gymrl.listening import read_body
 from gymrl.telemetry import RateLimitedLog
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ async def read_fields(request: web.Request) -> dict[str, msgspec.Raw]:
         RefusedRequest: The body is no JSON object.
     """
     try:
-        return decode_fields(await request.read())
+        return decode_fields(await read_body(request))
     except (msgspec.DecodeError, RecursionError) as error:
         detail = {"type": "json_invalid", "loc": ["body"], "msg": str(error), "input": {}}
         raise RefusedRequest([detail]) from error

@@ -36,6 +36,7 @@ from gymrl.gym.embedded.base import (
 from gymrl.gym.embedded.reply import Reply, fields_as_data
 from gymrl.gym.embedded.sessions import SessionStates
 from gymrl.gym.schema import is_null, path_of
+from gymrl.listening import read_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -195,7 +196,7 @@ class ResourcesServer(EmbeddedServer):
                     HTTPStatus.BAD_REQUEST,
                 )
             try:
-                result = await served.call(self.sessions.get(session), await request.read())
+                result = await served.call(self.sessions.get(session), await read_body(request))
             except ToolError as error:
                 return json_response({"error": str(error)}, HTTPStatus.BAD_REQUEST)
             if isinstance(result, str):
