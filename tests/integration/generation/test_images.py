@@ -3,13 +3,13 @@
 import json
 import re
 import shutil
-import socket
 
 import aiohttp
 import pytest
 import torch
 
 from gymrl.actors import spawn
+from gymrl.addresses import bound_socket
 from gymrl.concurrency import gather_bounded
 from gymrl.config import GenerationConfig, GymConfig, MediaConfig, SamplingParams
 from gymrl.errors import GenerationError, GenerationRequestError
@@ -289,10 +289,10 @@ async def test_a_host_that_cannot_be_reached_is_no_fault_of_the_request(policy, 
         schemes=("http",), allowed_hosts=("127.0.0.1",), private_hosts=("127.0.0.1",)
     )
     policy.images = RequestImageReader(policy.images.format, media)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    part = {"type": "input_image", "image_url": f"http://127.0.0.1:{port}/a.png"}
-    status, error = await post({"role": "user", "content": [part]})
+    with bound_socket("127.0.0.1", 0) as silent:
+        port = silent.getsockname()[1]
+        part = {"type": "input_image", "image_url": f"http://127.0.0.1:{port}/a.png"}
+        status, error = await post({"role": "user", "content": [part]})
     assert (status, error["type"]) == (503, "MediaFetchError")
     assert error["message"].startswith("input[0].content[0]: image 'http://127.0.0.1")
 

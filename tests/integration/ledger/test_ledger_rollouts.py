@@ -7,10 +7,12 @@ import pytest
 from aiohttp import web
 
 from gymrl.actors import spawn
+from gymrl.addresses import bound_socket
 from gymrl.config import GymConfig, SamplingParams
 from gymrl.errors import ConfigError, ServerError
 from gymrl.generation.base import Generated
 from gymrl.generation.fidelity import RecordedSequence, check_fidelity
+from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.service import GymService
 from gymrl.testing import ScriptedGenerator
 from gymrl.types import Failure, Trajectory
@@ -59,7 +61,7 @@ async def rollouts_held(base_url: str) -> int:
 
 
 async def until_held(base_url: str, count: int) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(40):
         while await rollouts_held(base_url) != count:  # noqa: ASYNC110 - asks another server
             await anyio.sleep(0.02)
 
@@ -163,8 +165,10 @@ async def test_an_evicted_ledger_fails_the_row_as_the_fleets_fault_and_says_why(
 async def test_a_restarted_server_fails_the_rows_that_it_forgot_and_serves_the_next(
     serve, gym, roll_out, make_row, chat
 ):
-    async with serve(ScriptedGenerator(counting(chat))) as base_url:
-        port = int(base_url.removesuffix("/v1").rpartition(":")[2])
+    # Nobody else's while the server is away.
+    place = bound_socket("127.0.0.1", 0)
+    port = place.getsockname()[1]
+    async with serve(ScriptedGenerator(counting(chat)), port=port) as base_url:
         spun_up = gym([base_url])
         service = await spun_up.__aenter__()
         assert isinstance((await roll_out(service, make_row(questions=["a"])))[0], Trajectory)
@@ -175,6 +179,7 @@ async def test_a_restarted_server_fails_the_rows_that_it_forgot_and_serves_the_n
         assert "restarted" in failure.message
         assert isinstance((await roll_out(service, make_row(questions=["c"])))[0], Trajectory)
         await spun_up.__aexit__(None, None, None)
+    place.close()
 
 
 async def test_a_cancelled_rollout_leaves_nothing_on_the_server(serve, gym, make_row, chat):
@@ -208,15 +213,13 @@ async def test_a_policy_server_without_ledgers_is_refused_at_spin_up():
 
     app = web.Application()
     app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    listener = Listener(app, PortRange())
+    await listener.start()
+    url = f"{listener.url}/v1"
     config = GymConfig(servers=CHAT_AGENT, token_source="ledger")
     async with spawn(GymService, in_process=True, config=config) as service:
         with pytest.raises(ServerError, match="keeps none"):
             await service.call("spin_up", [url], "policy")
         with pytest.raises(ConfigError, match="base_urls"):
             await service.call("spin_up", [], "policy")
-    await runner.cleanup()
+    await listener.stop()

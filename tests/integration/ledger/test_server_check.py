@@ -4,12 +4,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from gymrl.addresses import bound_socket
 from gymrl.config import GenerationConfig
 from gymrl.errors import GenerationTransportError
 from gymrl.generation.chat import ChatFormat
 from gymrl.generation.findings import would_break
 from gymrl.generation.server_check import check_server
 from gymrl.generation.transformers import TransformersGenerator
+from gymrl.gym.listener import Listener, PortRange
 from tests.integration.ledger.conftest import RecordingGenerator
 
 
@@ -49,13 +51,12 @@ async def pretending(routes):
 
     for path, value in routes.items():
         app.router.add_route("*", path, answering(value))
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    listener = Listener(app, PortRange())
+    await listener.start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        yield f"{listener.url}/v1"
     finally:
-        await runner.cleanup()
+        await listener.stop()
 
 
 MODELS = {"data": [{"id": "theirs"}]}
@@ -108,7 +109,7 @@ async def test_a_server_that_samples_for_no_such_model_would_break_a_run():
 
 
 async def test_a_server_that_is_not_there_is_an_error_that_names_the_url():
-    async with pretending({}) as base_url:
-        pass
-    with pytest.raises(GenerationTransportError, match=f"{base_url}/models"):
-        await check_server(base_url)
+    with bound_socket("127.0.0.1", 0) as silent:
+        base_url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(GenerationTransportError, match=f"{base_url}/models"):
+            await check_server(base_url)
