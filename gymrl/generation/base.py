@@ -149,8 +149,12 @@ def token_budget(num_prompt_tokens: int, sampling: SamplingParams, max_model_len
     return room if sampling.max_tokens is None else min(sampling.max_tokens, room)
 
 
-def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int | None) -> None:
     """Refuse an empty prompt, and ids that the model has no embedding for.
+
+    Args:
+        prompt_ids: The prompt.
+        vocab_size: Of the model; None: not known.
 
     Raises:
         GenerationRequestError: With the position of the first bad id.
@@ -158,13 +162,33 @@ def check_prompt(prompt_ids: Sequence[int], vocab_size: int) -> None:
     if len(prompt_ids) == 0:
         raise GenerationRequestError("the prompt holds no token", param="prompt")
     for position, token_id in enumerate(prompt_ids):
-        if not 0 <= token_id < vocab_size:
+        if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
+            fault = _fault_of_token(token_id, vocab_size)
             raise GenerationRequestError(
-                f"prompt token {token_id} at position {position} is outside the vocabulary of "
-                f"{vocab_size} tokens",
+                f"prompt token {token_id} at position {position} {fault}",
                 param="prompt",
                 position=position,
             )
+
+
+def check_stop_tokens(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse stop tokens that can never come.
+
+    Raises:
+        GenerationRequestError: Naming the first of them.
+    """
+    for token_id in sampling.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise GenerationRequestError(
+                f"stop_token_ids: token {token_id} {_fault_of_token(token_id, vocab_size)}",
+                param="stop_token_ids",
+            )
+
+
+def _fault_of_token(token_id: int, vocab_size: int | None) -> str:
+    if token_id < 0:
+        return "is negative"
+    return f"is outside the vocabulary of {vocab_size} tokens"
 
 
 def check_logprobs(generated: Generated) -> None:

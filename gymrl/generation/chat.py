@@ -32,6 +32,7 @@ from gymrl.generation.parsing import (
 from gymrl.generation.prefix import TruePrefix, splice
 from gymrl.generation.segments import TurnEncoder
 from gymrl.generation.template_messages import Message, in_parts, prepared, with_tools_as_text
+from gymrl.generation.token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from gymrl.config import GenerationConfig
@@ -167,8 +168,11 @@ class ChatFormat:
         """
         entries = []
         for token_id, logprob in zip(token_ids, logprobs, strict=True):
-            token = f"token_id:{token_id}" if as_ids else self.tokenizer.decode([token_id])
-            entry = {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+            text: str = self.tokenizer.decode([token_id])
+            piece: str = self.tokenizer.convert_ids_to_tokens(token_id)
+            token = f"token_id:{token_id}" if as_ids else text
+            spelled = token.encode() if as_ids else token_bytes(text, piece)
+            entry = {"token": token, "logprob": logprob, "bytes": list(spelled)}
             entries.append({**entry, "top_logprobs": []})
         return entries
 

@@ -24,6 +24,7 @@ from gymrl.generation.base import (
     Generated,
     TokenCallback,
     check_prompt,
+    check_stop_tokens,
     in_this_loop,
     token_budget,
 )
@@ -197,6 +198,7 @@ class TransformersGenerator:
         on_token: TokenCallback | None,
     ) -> Generated:
         check_prompt(prompt_ids, self._vocab_size)
+        check_stop_tokens(sampling, self._vocab_size)
         request = Request(
             prompt_ids,
             sampling,

@@ -23,7 +23,13 @@ from gymrl.errors import (
     GeneratorDiedError,
     WeightUpdateError,
 )
-from gymrl.generation.base import Generated, TokenCallback, check_prompt, token_budget
+from gymrl.generation.base import (
+    Generated,
+    TokenCallback,
+    check_prompt,
+    check_stop_tokens,
+    token_budget,
+)
 from gymrl.generation.checkpoints import (
     StagedTensors,
     checkpoint_entries,
@@ -200,6 +206,7 @@ class VllmGenerator:
     ) -> Generated:
         self._check_open()
         check_prompt(prompt_ids, self._vocab_size)
+        check_stop_tokens(sampling, self._vocab_size)
         budget = token_budget(len(prompt_ids), sampling, self._max_model_len)
         # A task of its own: vLLM aborts a cancelled request with an await, which the cancel scope
         # of our caller would interrupt.

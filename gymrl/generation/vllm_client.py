@@ -23,6 +23,7 @@ from gymrl.generation.vllm_wire import (
     GENERATE_PATH,
     Choice,
     ServedModels,
+    error_param,
     error_text,
     read_choice,
     request_body,
@@ -243,12 +244,12 @@ class VllmClient:
                 else f"the key in {self._api_key_env} (vllm.api_key_env) is not one it takes"
             )
             return UnauthorizedError(f"{text}; {remedy}", url=url, status=status)
-        return _error_of(text, url, status)
+        return _error_of(text, url, status, error_param(body))
 
 
-def _error_of(text: str, url: str, status: int) -> GenerationError:
+def _error_of(text: str, url: str, status: int, param: str | None) -> GenerationError:
     if status in _NOT_NOW:
         return RefusedError(text, url=url, status=status)
     if status >= 500:
         return GenerationTransportError(text, url=url, status=status)
-    return GenerationRequestError(text)
+    return GenerationRequestError(text, param=param)

@@ -296,7 +296,7 @@ class VllmEngine:
                     model=self.model,
                 )
             case VLLMClientError():
-                return GenerationRequestError(f"vLLM refuses the request: {error}")
+                return _refusal(error)
             case _:
                 cause = error.__cause__ or error
                 return GenerationError(
@@ -383,4 +383,9 @@ def engine_sampling(
             output_kind=RequestOutputKind.DELTA if in_parts else RequestOutputKind.FINAL_ONLY,
         )
     except VLLMClientError as error:
-        raise GenerationRequestError(f"vLLM refuses the request: {error}") from error
+        raise _refusal(error) from error
+
+
+def _refusal(error: VLLMClientError) -> GenerationRequestError:
+    param = getattr(error, "parameter", None)
+    return GenerationRequestError(f"vLLM refuses the request: {error}", param=param)

@@ -241,7 +241,7 @@ class RemoteVllmGenerator:
     ) -> Generated:
         if self._closed:
             raise GenerationError("the generator is closed")
-        check_prompt(prompt_ids, 1 << 31)
+        check_prompt(prompt_ids, None)
         budget = token_budget(len(prompt_ids), sampling, self._max_model_len)
         fields = sampling_fields(sampling, budget=budget, end_ids=self._end_ids)
         sampled = Sampled()

@@ -76,6 +76,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """What went wrong, in OpenAI's shape."""
 
     message: str = ""
+    param: Any = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -129,6 +130,15 @@ def error_text(body: bytes) -> str:
     except msgspec.DecodeError:
         message = None
     return message.message if message else body[:500].decode("utf-8", "replace")
+
+
+def error_param(body: bytes) -> str | None:
+    """The field that an error's body names."""
+    try:
+        told = _answers.decode(body).error
+    except msgspec.DecodeError:
+        return None
+    return told.param if told is not None and isinstance(told.param, str) else None
 
 
 def sampling_fields(

@@ -397,3 +397,12 @@ def test_a_directory_without_weights_is_a_configuration_error(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="can't be loaded"):
         load_model(str(tmp_path), GenerationConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("token_id", [-1, 100_000])
+async def test_a_stop_token_that_can_never_come_is_refused(make_generator, token_id):
+    """A mistyped id let every answer run to its limit."""
+    sampling = SamplingParams(max_tokens=3, stop_token_ids=(5, token_id))
+    with pytest.raises(GenerationRequestError, match=f"token {token_id} is ") as caught:
+        await make_generator().generate([5, 6], sampling)
+    assert caught.value.param == "stop_token_ids"

@@ -15,6 +15,7 @@ from gymrl.generation.vllm_sampling import check_temperature, generated, stop_to
 from gymrl.generation.vllm_wire import (
     COMPLETIONS_PATH,
     GENERATE_PATH,
+    error_param,
     error_text,
     read_choice,
     request_body,
@@ -136,3 +137,16 @@ def test_what_is_no_answer_names_the_server(body):
 )
 def test_the_text_of_an_error_is_found_and_bounded(body, text):
     assert error_text(body) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"error": {"message": "too hot", "param": "temperature"}}', "temperature"),
+        (b'{"error": {"message": "too hot", "param": null}}', None),
+        (b'{"error": {"message": "too hot", "param": {"a": 1}}}', None),
+        (b"Bad Gateway", None),
+    ],
+)
+def test_the_field_of_an_error_is_the_one_that_the_server_names(body, param):
+    assert error_param(body) == param
