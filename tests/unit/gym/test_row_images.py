@@ -7,8 +7,6 @@ import contextlib
 import hashlib
 import io
 import json
-import subprocess
-import sys
 
 import anyio
 import numpy as np
@@ -335,18 +333,3 @@ async def test_an_image_that_many_rows_show_at_once_is_decoded_once():
     with pytest.raises(MediaError):
         await reader.load(url(CUT))
     assert reader.num_decoded == 1
-
-
-def test_rows_of_text_load_no_image_library_where_images_are_read():
-    code = """
-import asyncio, sys
-from gymrl.config import MediaConfig
-from gymrl.gym.row_images import ImageReader
-from gymrl.types import Row
-body = b'{"responses_create_params": {"input": [{"role": "user", "content": "hi"}]}}'
-row = Row(index=0, task_index=0, rollout_index=0, route="eye", rollout_id="r", body=body)
-images = asyncio.run(ImageReader(MediaConfig()).open_row(row))
-assert images.body == body and images.bins.pending == []
-assert "PIL" not in sys.modules and "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,8 +6,6 @@ import base64
 import io
 import os
 import struct
-import subprocess
-import sys
 import zlib
 
 import numpy as np
@@ -299,14 +297,6 @@ def test_a_public_address_is_fine():
 def test_settings_that_contradict_each_other_are_refused(settings, named):
     with pytest.raises(ConfigError, match=named):
         MediaConfig(**settings)
-
-
-def test_reading_rows_without_images_loads_no_image_library():
-    code = (
-        "import sys, gymrl.media, gymrl.gym.service, gymrl.gym.row_images;"
-        "assert 'PIL' not in sys.modules and 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_data_url_says_its_bytes_and_type():
