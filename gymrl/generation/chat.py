@@ -145,6 +145,10 @@ class ChatFormat:
         unknown = self.tokenizer.unk_token_id
         return unknown is None or unknown not in self.encode(text)
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template mentions a variable of this name."""
+        return variable in self._template_text()
+
     def read_back(self, text: str) -> str:
         """What a model reads where `text` is meant, white space around it aside."""
         read: str = self.tokenizer.decode(self.encode(text), skip_special_tokens=False)

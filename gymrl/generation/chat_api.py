@@ -31,6 +31,8 @@ from gymrl.generation.requests import (
 from gymrl.generation.responses_api import chat_tool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymrl.config import SamplingParams
     from gymrl.generation.chat import ChatFormat
 
@@ -46,8 +48,14 @@ _ROLES = {
 }
 
 
-def conversation_of(request: ChatRequest | TokenizeRequest) -> Conversation:
+def conversation_of(
+    request: ChatRequest | TokenizeRequest, reads: Callable[[str], bool] = lambda _: False
+) -> Conversation:
     """The messages, tools and carried tokens of a request.
+
+    Args:
+        request: Of either route.
+        reads: Whether the chat template reads a variable.
 
     Raises:
         GenerationRequestError: A message is malformed, naming its place.
@@ -66,7 +74,7 @@ def conversation_of(request: ChatRequest | TokenizeRequest) -> Conversation:
         may_call=check_tool_choice(getattr(request, "tool_choice", None)),
         prefixes={i: sent[i].tokens(f"messages[{i}]") for i in carriers[-1:]},
         template_kwargs=template_variables(
-            request.chat_template_kwargs, getattr(request, "reasoning_effort", None)
+            request.chat_template_kwargs, getattr(request, "reasoning_effort", None), reads
         ),
     )
 

@@ -98,7 +98,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerClosingError(GenerationError):
-    """The generator closed under the call; another server may take it."""
+    """The generator ended the call, to close or for new weights; another try may do."""
 
 
 class Policy:
@@ -318,7 +318,10 @@ class Policy:
 def _check_whole(generated: Generated) -> None:
     """Refuse what is no sample of the policy."""
     if generated.finish_reason == "abort":
-        raise ServerClosingError("the generator closed before the generation ended")
+        raise ServerClosingError(
+            "the generation was ended before it was whole: the generator closed, or took new weights "
+            "with pause='abort'; ask again"
+        )
     check_logprobs(generated)
 
 

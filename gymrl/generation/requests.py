@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -348,7 +348,7 @@ def check_text_format(format_: Any, param: str) -> None:
 
 
 def template_variables(
-    variables: Mapping[str, Any] | None, effort: str | None
+    variables: Mapping[str, Any] | None, effort: str | None, reads: Callable[[str], bool]
 ) -> dict[str, Any] | None:
     """Variables of the chat template: the request's own, and what an effort of reasoning means there.
 
@@ -357,8 +357,11 @@ def template_variables(
     Args:
         variables: The request's `chat_template_kwargs`; they have the last word.
         effort: ``none``, ``low``, ...; None: the request does not say.
+        reads: Whether the template reads a variable. One that it does not read makes no difference,
+            and so none between two calls of a rollout.
     """
     if effort is None:
         return None if variables is None else dict(variables)
     meant = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    return {**meant, **(variables or {})}
+    known = {name: value for name, value in meant.items() if reads(name)}
+    return {**known, **(variables or {})} or None

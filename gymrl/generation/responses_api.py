@@ -24,6 +24,8 @@ from gymrl.generation.requests import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymrl.generation.chat import ChatFormat
     from gymrl.generation.parsing import ToolCall
     from gymrl.generation.prefix import TruePrefix
@@ -60,8 +62,14 @@ def check_request(request: ResponsesRequest) -> None:
         )
 
 
-def conversation_of(request: ResponsesRequest) -> Conversation:
+def conversation_of(
+    request: ResponsesRequest, reads: Callable[[str], bool] = lambda _: False
+) -> Conversation:
     """The messages, tools and carried tokens of a request.
+
+    Args:
+        request: What is asked.
+        reads: Whether the chat template reads a variable.
 
     Raises:
         GenerationRequestError: An item is malformed or of a kind this server does not know,
@@ -83,7 +91,7 @@ def conversation_of(request: ResponsesRequest) -> Conversation:
         tools=[chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools or [])],
         may_call=check_tool_choice(request.tool_choice),
         prefixes=builder.prefixes(),
-        template_kwargs=template_variables(request.chat_template_kwargs, _effort(request)),
+        template_kwargs=template_variables(request.chat_template_kwargs, _effort(request), reads),
     )
 
 

@@ -293,9 +293,19 @@ def test_an_effort_of_reasoning_is_a_variable_of_the_template(effort, variables,
     """It was ignored, so that `none` left a model thinking."""
     own = {"chat_template_kwargs": variables}
     chat = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": effort, **own}
-    assert conversation_of(convert(chat, ChatRequest)).template_kwargs == seen
+    conversation = conversation_of(convert(chat, ChatRequest), lambda _: True)
+    assert conversation.template_kwargs == seen
     asked = responses(reasoning={"effort": effort}, **own)
-    assert responses_api.conversation_of(asked).template_kwargs == seen
+    assert responses_api.conversation_of(asked, lambda _: True).template_kwargs == seen
+
+
+def test_an_effort_that_the_template_does_not_read_makes_no_other_conversation():
+    asked = responses(reasoning={"effort": "high"})
+    of = responses_api.conversation_of
+    assert of(asked, lambda name: name == "reasoning_effort").template_kwargs == {
+        "reasoning_effort": "high"
+    }
+    assert of(asked, lambda _: False) == of(responses())
 
 
 @pytest.mark.parametrize(
