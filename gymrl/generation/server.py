@@ -1,7 +1,7 @@
 """An OpenAI-compatible HTTP server over any generator, with token ids in its answers.
 
 Routes: ``POST /v1/responses``, ``POST /v1/chat/completions``, ``POST /v1/completions``,
-``POST /tokenize`` (also under ``/v1``), ``GET /v1/models`` and ``/v1/models/{name}``, ``GET /health``. Every POST is also served under
+``POST /tokenize`` (also under ``/v1``), ``GET /v1/models`` and ``/v1/models/{name}``, ``GET /health``. All but the last are also served under
 ``/ng-rollout/{id}/...``, where Gym's servers put the id of the rollout that a call belongs to; a
 header ``x-gymrl-rollout-id`` names it as well. What such calls were served is kept, and
 ``GET|DELETE /ledger/{id}`` gives it out: see :mod:`gymrl.generation.ledger_routes`.
@@ -155,14 +155,13 @@ class GenerationServer:
             "/tokenize": self._tokenize,
             "/v1/tokenize": self._tokenize,
         }
-        for path, handler in posts.items():
-            app.router.add_post(path, handler)
-            app.router.add_post("/ng-rollout/{rollout_id}" + path, handler)
-            # Further segments may follow the id, as in .../training-token-capture/v1/responses.
-            app.router.add_post("/ng-rollout/{rollout_id}/{feature}" + path, handler)
+        # Further segments may follow the id, as in .../training-token-capture/v1/responses.
+        for root in ("", "/ng-rollout/{rollout_id}", "/ng-rollout/{rollout_id}/{feature}"):
+            for path, handler in posts.items():
+                app.router.add_post(root + path, handler)
+            app.router.add_get(root + "/v1/models", self._models)
+            app.router.add_get(root + "/v1/models/{name:.+}", self._model)
         self._ledgers.add_to(app)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{name:.+}", self._model)
         app.router.add_get("/health", self._health)
         return app
 

@@ -91,6 +91,16 @@ async def test_every_post_is_also_served_under_a_rollouts_id(serve, chat):
         assert (await client.post(deeper, {"prompt": "hi"}, root=True))[0] == 200
 
 
+async def test_an_agent_may_ask_its_own_url_which_models_there_are(serve):
+    """Many harnesses do before their first call, and got 404."""
+    async with serve(ScriptedGenerator([]), model_name="mine") as client:
+        for path in ("/ng-rollout/t1-r0/v1/models", "/ng-rollout/t1-r0/v1/models/mine"):
+            async with client.session.get(client.root + path) as answer:
+                assert answer.status == 200
+                found = await answer.json()
+            assert (found["data"][0] if "data" in found else found)["id"] == "mine"
+
+
 async def test_chat_completions_carry_tokens_the_way_vllm_writes_them(serve, chat):
     sampled = [*chat.encode("ab"), 2]
     async with serve(ScriptedGenerator([sampled])) as client:
