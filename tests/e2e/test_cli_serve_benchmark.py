@@ -11,7 +11,7 @@ import psutil
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 import gymrl
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 
 
 async def test_a_benchmark_is_served_until_it_is_interrupted():

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gymrl.testing.gym_server import ModelCall
+from gymrl.testing.model_server import ModelCall
 from gymrl.types import Row
 
 PEER = Path(__file__).parents[2] / ".venv-nemo-gym"

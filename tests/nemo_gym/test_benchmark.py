@@ -20,7 +20,7 @@ from gymrl.errors import ConfigError, RolloutInfraFailure, ServerDiedError
 from gymrl.generation.service import GenerationService
 from gymrl.gym.client import HttpPool
 from gymrl.testing import build_tiny_model
-from gymrl.testing.gym_server import ScriptedModelServer
+from gymrl.testing.model_server import ScriptedModelServer
 
 pytestmark = [
     pytest.mark.nemo_gym,

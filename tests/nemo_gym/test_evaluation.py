@@ -20,7 +20,7 @@ from gymrl.evaluation import (
 from gymrl.evaluation.engine import with_gym
 from gymrl.records import read_records
 from gymrl.testing import build_tiny_model
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 
 pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(300)]
 

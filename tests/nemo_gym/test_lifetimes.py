@@ -13,7 +13,7 @@ from gymrl.actors import spawn
 from gymrl.config import GymConfig
 from gymrl.errors import ConfigError, ServerDiedError, ServerStartError
 from gymrl.gym.service import GymService
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from gymrl.types import Failure
 
 pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(240)]
@@ -107,7 +107,7 @@ import sys
 import anyio
 from gymrl.actors import spawn
 from gymrl.gym.service import GymService
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from gymrl.config import GymConfig
 import json
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from gymrl.benchmark import load_benchmark
 from gymrl.config import GymConfig, RolloutConfig
 from gymrl.rollout.engine import RolloutEngine
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer, scripted_routes
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer, scripted_routes
 
 # Thirteen real servers start in the first test; each imports all of NeMo Gym.
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 
 import gymrl
 from gymrl.errors import ConfigError
-from gymrl.testing.gym_server import ScriptedModelServer
+from gymrl.testing.model_server import ScriptedModelServer
 
 pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(240)]
 

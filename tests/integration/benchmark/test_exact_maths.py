@@ -3,7 +3,7 @@ import pytest
 
 import gymrl
 from gymrl.errors import GymRequestError
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 
 OVERRIDES = {"num_tasks": 12}
 

@@ -15,7 +15,7 @@ from gymrl.addresses import bound_socket
 from gymrl.errors import ConfigError, GymRequestError
 from gymrl.gym.client import HttpPool
 from gymrl.gym.listener import Listener, PortRange
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 
 SUMS = {"num_tasks": 2}
 

@@ -10,7 +10,8 @@ from gymrl.compat.nemo_rl import NemoGym, backfill_missing_routed_experts
 from gymrl.errors import GymrlError
 from gymrl.routed_experts import encode_routes
 from gymrl.testing import FakeGymServer
-from gymrl.testing.gym_server import gym_answer, scripted_routes
+from gymrl.testing.gym_server import gym_answer
+from gymrl.testing.model_server import scripted_routes
 from tests.integration.compat.test_nemo_gym import cfg_for, rollout, row
 
 TURNS = [([1, 2], [3]), ([1, 2, 3, 4], [5, 6])]

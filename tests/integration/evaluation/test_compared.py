@@ -10,7 +10,7 @@ import pytest
 from gymrl.errors import ConfigError
 from gymrl.evaluation import EvaluationSettings, RunOptions, plan_evaluation, run_evaluation
 from gymrl.records import read_records
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 
 CONFIG = """
 ranking:

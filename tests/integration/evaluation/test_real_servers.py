@@ -16,7 +16,7 @@ from gymrl.evaluation import (
 )
 from gymrl.generation.service import GenerationService
 from gymrl.records import read_records
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from gymrl.testing.models import build_tiny_model
 
 

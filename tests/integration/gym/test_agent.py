@@ -8,7 +8,7 @@ from gymrl.gym.embedded import Peers, ResourcesServer, ToolError, Verdict, tool
 from gymrl.gym.embedded.simple_agent import SimpleAgent
 from gymrl.gym.episode import read_episode
 from gymrl.gym.listener import Listener, PortRange
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from tests.integration.actors.watching import until
 
 

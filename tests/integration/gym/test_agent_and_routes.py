@@ -5,7 +5,7 @@ import json
 import msgspec
 
 from gymrl.gym.episode import EpisodeOptions, read_episode
-from gymrl.testing.gym_server import scripted_routes
+from gymrl.testing.model_server import scripted_routes
 from tests.integration.gym.test_agent import DONE, Setting, call
 
 

@@ -5,7 +5,7 @@ import pytest
 from gymrl.actors import spawn
 from gymrl.config import GymConfig
 from gymrl.gym.service import GymService
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from gymrl.types import Failure, Trajectory
 
 

@@ -9,7 +9,7 @@ import yaml
 from gymrl.actors import spawn
 from gymrl.config import GymConfig
 from gymrl.gym.service import GymService
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from gymrl.types import Row
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "environments.md"

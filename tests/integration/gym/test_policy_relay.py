@@ -9,7 +9,7 @@ from yarl import URL
 from gymrl.gym.client import HttpPool
 from gymrl.gym.listener import Listener, PortRange
 from gymrl.gym.policy_relay import PolicyRelay
-from gymrl.testing.gym_server import ModelCall, ScriptedModelServer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 
 BODY = b'{"input": [{"role": "user", "content": "hi"}]}'
 

@@ -23,13 +23,8 @@ from gymrl.gym.registry import RegistryServer, read_registry
 from gymrl.gym.rollouts import RowServer, stream_rows
 from gymrl.gym.servers import ServerSet
 from gymrl.gym.service import GymService
-from gymrl.testing.gym_server import (
-    FakeGymServer,
-    Fault,
-    ModelCall,
-    ScriptedModelServer,
-    gym_answer,
-)
+from gymrl.testing.gym_server import FakeGymServer, Fault, gym_answer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from gymrl.types import Failure, Trajectory
 from tests.integration.actors.watching import until
 

@@ -6,13 +6,8 @@ from gymrl.actors import spawn
 from gymrl.config import GymConfig
 from gymrl.errors import ConfigError
 from gymrl.gym.service import GymEndpoint, GymService
-from gymrl.testing.gym_server import (
-    FakeGymServer,
-    Fault,
-    ModelCall,
-    ScriptedModelServer,
-    gym_answer,
-)
+from gymrl.testing.gym_server import FakeGymServer, Fault, gym_answer
+from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 from gymrl.types import Failure, Trajectory
 
 SERVERS = {
