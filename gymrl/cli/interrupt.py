@@ -62,9 +62,15 @@ def _children() -> list[int]:
 class _Watch:
     """Signal handlers around one event loop."""
 
-    def __init__(self, scope: anyio.CancelScope, on_interrupt: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        scope: anyio.CancelScope,
+        on_interrupt: Callable[[str], None],
+        late_code: int | None,
+    ) -> None:
         self.caught: int | None = None
         self._scope = scope
+        self._late_code = late_code
         self._on_interrupt = on_interrupt
         self._loop = asyncio.get_running_loop()
 
@@ -73,7 +79,8 @@ class _Watch:
         if self.caught is not None:
             exit_now(128 + number)
         self.caught = number
-        timer = threading.Timer(ORDERLY_EXIT_S, exit_now, (128 + number,))
+        late_code = 128 + number if self._late_code is None else self._late_code
+        timer = threading.Timer(ORDERLY_EXIT_S, exit_now, (late_code,))
         timer.daemon = True
         timer.start()
         self._loop.call_soon_threadsafe(self._cancel)
@@ -94,7 +101,12 @@ class _Watch:
                     signal.signal(number, handler)
 
 
-def run(function: Callable[[], Awaitable[T]], on_interrupt: Callable[[str], None]) -> T:
+def run(
+    function: Callable[[], Awaitable[T]],
+    on_interrupt: Callable[[str], None],
+    *,
+    late_code: int | None = None,
+) -> T:
     """Run `function` in an event loop of its own until it returns or a signal ends it.
 
     Args:
@@ -102,6 +114,7 @@ def run(function: Callable[[], Awaitable[T]], on_interrupt: Callable[[str], None
             :data:`ORDERLY_EXIT_S` seconds to close what it opened. After that, or at a second
             signal, the process exits without another word.
         on_interrupt: Told the signal's name, in the loop, before the cancellation.
+        late_code: Of an exit because closing took too long; None: 128 + the signal's number.
 
     Raises:
         Interrupted: A signal ended it, and everything was closed in time.
@@ -109,7 +122,7 @@ def run(function: Callable[[], Awaitable[T]], on_interrupt: Callable[[str], None
 
     async def supervised() -> T:
         with anyio.CancelScope() as scope:
-            watch = _Watch(scope, on_interrupt)
+            watch = _Watch(scope, on_interrupt, late_code)
             with watch.installed():
                 return await function()
         raise Interrupted(watch.caught or signal.SIGINT)

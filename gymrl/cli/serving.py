@@ -28,7 +28,7 @@ def run_until_interrupted(serve: Callable[[], Awaitable[None]], opening: str) ->
     configure_logging(console, verbose=False)
     console.print(opening, markup=False, highlight=False)
     try:
-        interrupt.run(serve, lambda name: console.print(f"{name}: closing"))
+        interrupt.run(serve, lambda name: console.print(f"{name}: closing"), late_code=0)
     except interrupt.Interrupted:
         return 0
     return 0
