@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from gymrl.generation.surrogates import read_json
+
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -95,8 +97,10 @@ def parse_llama_json(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     calls: list[ToolCall] = []
     position = 0
     while position < len(body):
+        start = position
         try:
-            value, position = decoder.raw_decode(body, position)
+            _, position = decoder.raw_decode(body, start)
+            value = read_json(body[start:position])
         except (ValueError, RecursionError):
             return text, ()
         call = _call_of(value)
@@ -110,7 +114,7 @@ def parse_llama_json(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 def _read_call(block: str) -> ToolCall | None:
     try:
-        return _call_of(json.loads(block))
+        return _call_of(read_json(block))
     except (ValueError, RecursionError):
         return None
 

@@ -8,7 +8,6 @@ honour is refused by name instead of ignored.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -23,6 +22,7 @@ from gymrl.generation.request_content import (  # noqa: TC001 - msgspec reads an
     Content,
     Part,
 )
+from gymrl.generation.surrogates import read_json
 
 RequestT = TypeVar("RequestT", bound="SampledRequest")
 
@@ -264,19 +264,12 @@ def _decode_json(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:
         pass
-    # The standard library reads lone surrogates; it also reads NaN, which is no JSON.
-    text = json.dumps(json.loads(body, parse_constant=_refuse_constant), ensure_ascii=False)
-    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return msgspec.json.decode(whole)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON value")
+    return read_json(body.decode())
 
 
 def _extra_body(extra: Any) -> dict[str, Any]:
     try:
-        values = json.loads(extra) if isinstance(extra, str) else extra
+        values = read_json(extra) if isinstance(extra, str) else extra
     except (ValueError, RecursionError) as error:
         raise GenerationRequestError(
             f"metadata.extra_body is not valid JSON: {error}", param="metadata.extra_body"

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from gymrl.generation.parsing import CALL_CLOSE, CALL_OPEN
+from gymrl.generation.surrogates import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,7 @@ def arguments_mapping(arguments: Any) -> dict[str, Any]:
     value = arguments
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments) if arguments.strip() else None
+            value = read_json(arguments) if arguments.strip() else None
         except (ValueError, RecursionError):
             value = arguments
     if value is None:

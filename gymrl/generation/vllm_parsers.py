@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymrl.errors import ConfigError
 from gymrl.generation import parsing
+from gymrl.generation.surrogates import without_lone_surrogates
 from gymrl.generation.vllm_process import prepare_import
 from gymrl.telemetry import RateLimitedLog
 
@@ -59,7 +60,10 @@ class VllmCallReader:
         if not found.tools_called:
             return text, ()
         calls = [
-            parsing.ToolCall(call.function.name, call.function.arguments)
+            parsing.ToolCall(
+                without_lone_surrogates(call.function.name),
+                without_lone_surrogates(call.function.arguments),
+            )
             for call in found.tool_calls
         ]
         return found.content or "", tuple(calls)

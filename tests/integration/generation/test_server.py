@@ -297,6 +297,22 @@ async def test_a_lone_surrogate_in_a_tool_result_does_not_fail_the_call(serve):
     assert status == 200
 
 
+async def test_half_a_character_in_what_an_agent_says_that_a_tool_was_called_with_is_mended(serve):
+    """It is spelled in a JSON text inside the JSON body; the tokenizer refused it: HTTP 500."""
+    called = {"name": "weather", "arguments": '{"city": "\\ud83d"}'}
+    chat_call = {"role": "assistant", "tool_calls": [{"id": "1", "function": called}]}
+    answered = {"role": "tool", "content": "cold", "tool_call_id": "1"}
+    item = {"type": "function_call", "call_id": "1", **called}
+    output = {"type": "function_call_output", "call_id": "1", "output": "cold"}
+    odd = {"extra_body": '{"stop": "\\ud83d", "seed": 5}'}
+    generator = ScriptedGenerator([[5]] * 3)
+    async with serve(generator) as client:
+        await client.ok("/chat/completions", messages=[*USER, chat_call, answered])
+        await client.ok("/responses", input=[*USER, item, output], tools=[WEATHER])
+        await client.ok("/responses", input="hi", metadata=odd)
+    assert generator.calls[2].sampling.stop == ("\ufffd",)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 async def test_a_log_probability_that_is_no_number_is_an_error_and_never_null(serve, bad):
     """NVIDIA-NeMo/RL#2962."""

@@ -60,6 +60,24 @@ def test_what_is_no_call_stays_visible_as_text(block):
     assert parse_hermes(text) == (text, ())
 
 
+@pytest.mark.parametrize("parse", [parse_hermes, parse_llama_json])
+def test_half_a_character_in_a_call_is_the_replacement_character(parse):
+    """The model may write one, and the server could not encode its own answer: HTTP 500."""
+    bare = '{"name": "f", "arguments": {"x": "a\\ud83d", "y": "\\ud83d\\ude42"}}'
+    text = bare if parse is parse_llama_json else f"<tool_call>{bare}</tool_call>"
+    _, (call_,) = parse(text)
+    assert call_.arguments == '{"x": "a\ufffd", "y": "\U0001f642"}'
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("parse", [parse_hermes, parse_llama_json])
+def test_arguments_that_would_be_no_json_stay_text(parse, number):
+    """They were passed on as `Infinity`, which agents' JSON parsers refuse."""
+    bare = f'{{"name": "f", "arguments": {{"x": {number}}}}}'
+    text = bare if parse is parse_llama_json else f"<tool_call>{bare}</tool_call>"
+    assert parse(text) == (text, ())
+
+
 def test_a_good_call_is_read_beside_a_bad_one():
     content, calls = parse_hermes("<tool_call>oops</tool_call>" + call("a", x=1) + "<tool_call>")
     assert [c.name for c in calls] == ["a"]
