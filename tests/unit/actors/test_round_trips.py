@@ -81,13 +81,13 @@ def bits(value: Any) -> Any:
     return (type(value).__name__, value)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(values, st.integers(1, 300))
 def test_values_come_back_to_the_last_bit_in_any_pieces(value, piece):
     assert bits(crossed(value, piece=piece)) == bits(value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     ints.filter(lambda n: n < 2**63),
     floats,

@@ -85,7 +85,7 @@ def test_half_a_last_line_is_dropped_with_a_warning_and_its_row_run_again(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_any_prefix_of_the_file_continued_gives_the_same_rows(make_plan, make_record, data):

@@ -252,7 +252,7 @@ def rollouts(draw):
     return calls
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(rollouts())
 def test_any_calls_come_back_as_they_were_and_chains_own_every_sample_once(calls):
     ledger = RolloutLedger("r")

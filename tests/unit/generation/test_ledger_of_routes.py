@@ -68,7 +68,7 @@ def rollouts(draw):
     return calls
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(rollouts())
 def test_routes_of_any_call_are_those_of_whoever_computed_each_token_first(calls):
     ledger = RolloutLedger("r")

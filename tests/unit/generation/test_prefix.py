@@ -131,7 +131,7 @@ def turns(draw):
 
 
 @given(name=st.sampled_from(sorted(CHATS)), opening=WORDS, script=turns(), has_tools=st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_over_a_whole_conversation_every_prompt_continues_the_true_tokens(
     name, opening, script, has_tools
 ):

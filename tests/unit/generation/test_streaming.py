@@ -79,7 +79,7 @@ PIECES += ['{"name": "f", "arguments": {}}', "<|python_tag|>", "{", "END", "Ã©ðŸ
     st.booleans(),
     st.sampled_from([(), ("END",)]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 def test_the_pieces_of_an_answer_add_up_to_what_the_whole_is_parsed_into(
     text, tool_parser, reasoning_parser, is_open, stop
 ):

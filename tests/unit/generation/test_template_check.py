@@ -258,7 +258,7 @@ def assert_contiguous(chat, calls) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(conversations())
 def test_every_family_continues_any_conversation_with_tools_on_the_sampled_tokens(name, steps):
     chat = family(name)

@@ -53,7 +53,7 @@ def test_lengths_agree_and_the_sampled_ids_come_back_verbatim(turns):
         assert not trajectory.logprobs[turn.start : turn.generation_start].any()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     turns=turns,
     indents=st.lists(st.sampled_from([None, 0, 1, 2]), min_size=1, max_size=4),

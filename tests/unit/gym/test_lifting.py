@@ -42,7 +42,7 @@ def expected_result(value):
     return left
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     ids=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=60),
     observed=st.lists(st.integers(0, 300), max_size=60),
@@ -142,7 +142,7 @@ def test_a_list_that_is_broken_where_nobody_reads_it_is_refused_too():
         read_episode(body[:at] + b"1,,2, " + body[at:], agent="a")
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=300)
 @given(st.text("0012,, ,\n", max_size=12))
 def test_ids_are_read_as_json_reads_them_or_refused(inner):
     text = f"[{inner}]"

@@ -86,7 +86,7 @@ def test_an_image_that_was_left_out_and_never_came_ends_the_stream():
 images = st.lists(st.sampled_from([CAT, DOG, OWL, b"x"]), max_size=3, unique=True)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2), images, images, st.booleans()), max_size=8), st.data())
 def test_every_row_and_result_arrives_as_it_was_and_each_image_of_a_task_crosses_once(plan, data):
     rows = [row(i, task, *shown) for i, (task, shown, _, _) in enumerate(plan)]

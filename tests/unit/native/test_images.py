@@ -168,7 +168,7 @@ async def test_what_is_recorded_has_every_image_once(codec, tokenizer):
     assert one.media == two.media
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     first=st.lists(st.sampled_from([SMALL, TALL]), max_size=2),
     later=st.lists(

@@ -100,7 +100,7 @@ prompts_of = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     prompts=prompts_of,
     max_turns=st.one_of(st.none(), st.integers(1, 4)),

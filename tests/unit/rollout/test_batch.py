@@ -152,7 +152,7 @@ acts = st.lists(st.sampled_from([INFRA, DIE, TIMEOUT]), max_size=1).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     scripts=st.lists(acts, min_size=1, max_size=6),
     group=st.sampled_from([1, 2, 3]),

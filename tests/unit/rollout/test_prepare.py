@@ -318,7 +318,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(json_values)
 def test_whatever_json_can_hold_arrives_as_it_was_given(value):
     assert prepare_one(dataset_row(verifier_metadata=value))["verifier_metadata"] == value

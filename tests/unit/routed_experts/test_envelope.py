@@ -78,7 +78,7 @@ def test_the_last_rows_alone_are_those_of_the_whole(case, first):
         assert last.tolist() == rows[first:]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(nested_routes(), st.data())
 def test_a_damaged_envelope_never_reads_as_other_routes_of_another_size(case, data):
     rows, dtype = case

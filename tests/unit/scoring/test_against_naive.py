@@ -166,7 +166,7 @@ def naive_rewards(rule, row, attempts):
     return rewards
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(rules, rows, rollouts)
 def test_the_length_rules_agree_with_a_plain_writing(rule, row, attempts):
     samples = [
@@ -274,7 +274,7 @@ def naive_metrics(batch):
     return {**expected, **counts}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(batches)
 def test_metrics_of_groups_merge_into_those_of_the_batch(batch):
     scoring = resolve_scoring(ScoringConfig(), max_total_tokens=LIMIT)

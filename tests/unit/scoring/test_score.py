@@ -293,7 +293,7 @@ def facts(value):
     return repr(value)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(groups)
 def test_scoring_never_changes_its_input(before):
     kept = facts(copy.deepcopy(before))
@@ -301,7 +301,7 @@ def test_scoring_never_changes_its_input(before):
     assert facts(before) == kept
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(groups)
 def test_the_verifiers_value_and_every_step_stay_on_the_ledger(before):
     after = score_group(before, resolved(**EVERYTHING))
@@ -315,7 +315,7 @@ def test_the_verifiers_value_and_every_step_stay_on_the_ledger(before):
             assert after.samples[place] is sample
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(groups, min_size=1, max_size=4), st.randoms())
 def test_the_order_of_completion_changes_nothing(batch, random):
     scoring = resolved(**EVERYTHING)
