@@ -1,14 +1,14 @@
 """What the tests of this folder share: the models, what transformers says of them, a configuration."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import anyio
 import torch
 import transformers
 
 from gymrl.config import GenerationConfig, LogprobsMode, SamplingParams, VllmConfig
-from gymrl.generation.base import Generated
+from gymrl.generation.base import Generated, Generator
 from gymrl.generation.sampling import sampled_logprob
 
 PROMPT = [1, 80, 81, 2]
@@ -64,7 +64,16 @@ def engine_config(model: str, **changes) -> GenerationConfig:
     return GenerationConfig(**{**settings, **changes})
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for is in another process
             await anyio.sleep(0.01)
+
+
+async def ask_for_ever(generator: Generator, sampling: SamplingParams, on_token=None) -> NoReturn:
+    """One call after the other, so that one is always in flight.
+
+    An engine does not wait for us: it may be done with a call before its first token is here.
+    """
+    while True:
+        await generator.generate(PROMPT, sampling, on_token=on_token)

@@ -62,21 +62,21 @@ class Servers:
 
     def end(self) -> None:
         self._launcher.stdin.close()
-        self._launcher.wait(timeout=20)
+        self._launcher.wait(timeout=60)
 
 
 def post(port: int, path: str, body: bytes) -> bytes:
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", data=body, headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(asked, timeout=20) as answer:
+    with urllib.request.urlopen(asked, timeout=60) as answer:
         return answer.read()
 
 
 def get(port: int, path: str) -> bytes | None:
     """The answer, None while there is none."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.read()
     except OSError:
         return None

@@ -1,5 +1,6 @@
 """Real vLLM servers by URL: two of them, one is killed, and comes back."""
 
+import contextlib
 import re
 
 import aiohttp
@@ -15,6 +16,7 @@ from gymrl.config import SamplingParams, VllmConfig
 from gymrl.errors import (
     ConfigError,
     ContextOverflowError,
+    GenerationError,
     GenerationRequestError,
     GenerationTransportError,
     WeightUpdateError,
@@ -27,7 +29,7 @@ from gymrl.generation.weights import DirectoryWeights
 from tests.integration.vllm.engines import PROMPT, engine_config, until
 from tests.integration.vllm.servers import VARIABLE, free_ports, get
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 END_IDS = (2,)
 
@@ -153,7 +155,9 @@ async def test_a_killed_server_fails_what_it_was_sampling_and_gets_no_calls_unti
 
         try:
             sampling = SamplingParams(max_tokens=480, ignore_eos=True)
-            finished.append(await generator.generate(PROMPT, sampling, on_token=count))
+            # Again and again: a server may be done with its calls before it is killed.
+            while not failed:
+                finished.append(await generator.generate(PROMPT, sampling, on_token=count))
         except GenerationTransportError as error:
             failed.append(error)
 
@@ -164,8 +168,9 @@ async def test_a_killed_server_fails_what_it_was_sampling_and_gets_no_calls_unti
         servers.kill(0)
 
     # Half of them were on it; they had tokens, so they fail, and only they.
-    assert [error.url for error in failed] == [dead] * 3
-    assert [len(result.token_ids) for result in finished] == [480] * 3
+    assert {error.url for error in failed} == {dead}
+    assert len(failed) <= 3 <= len(finished)
+    assert {len(result.token_ids) for result in finished} == {480}
     assert list(generator.out) == [dead]
     assert generator.is_running
 
@@ -258,20 +263,21 @@ async def test_closing_ends_calls_with_abort_and_what_they_have(generator):
     started = anyio.Event()
     results = []
 
-    async def ask():
-        results.append(
-            await generator.generate(
-                PROMPT,
-                SamplingParams(max_tokens=480, ignore_eos=True),
-                on_token=lambda *_: started.set(),
-            )
-        )
+    async def ask(max_tokens):
+        # Again and again: a server may be done with a call before its first token is here.
+        with contextlib.suppress(GenerationError):
+            while True:
+                sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+                results.append(
+                    await generator.generate(PROMPT, sampling, on_token=lambda *_: started.set())
+                )
 
     async with anyio.create_task_group() as group:
-        group.start_soon(ask)
+        for max_tokens in (480, 430, 310):
+            group.start_soon(ask, max_tokens)
         await started.wait()
         await generator.close()
-    assert results[0].finish_reason == "abort"
-    assert 0 < len(results[0].token_ids) < 480
+    aborted = [result for result in results if result.finish_reason == "abort"]
+    assert 0 < max(len(result.token_ids) for result in aborted) < 480
     with pytest.raises(Exception, match="closed"):
         await generator.generate(PROMPT, SamplingParams())

@@ -19,10 +19,15 @@ from gymrl.generation.vllm_http import RemoteVllmGenerator
 from gymrl.generation.weights import DirectoryWeights, TensorWeights
 from tests.integration.vllm.engines import PROMPT, engine_config, until
 from tests.integration.vllm.servers import MARK, VARIABLE, get, post, refuses
-from tests.integration.vllm.switching import check_spans, under_load, until_all_seen
+from tests.integration.vllm.switching import (
+    check_spans,
+    under_load,
+    until_all_seen,
+    until_cancelled,
+)
 from tests.integration.vllm.trainer import Order, Trainer, unchecked
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 END_IDS = (2,)
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -86,14 +91,12 @@ async def test_calls_in_flight_go_on_with_the_new_weights_and_say_from_where(
 
         await until_all_seen(attempt, {"a": first, "b": second, "c": first})
 
-        async def cancelled(tokens) -> None:
-            with anyio.move_on_after(0.05) as scope:
-                await generator.update_weights(
-                    DirectoryWeights(path=models.second), "no", pause="wait"
-                )
-            assert scope.cancelled_caught
+        async def restore() -> None:
+            await generator.update_weights(DirectoryWeights(path=models.first), "c")
 
-        results = await under_load(generator, cancelled, num_calls=3)
+        results = await until_cancelled(
+            generator, DirectoryWeights(path=models.second), restore, num_calls=3
+        )
         assert check_spans(results, {"c": first}) == {"c"}
         assert generator.weight_version == "c"
     finally:
@@ -312,7 +315,7 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_the_old_weights_on_every
         assert (caught.value.serving, caught.value.num_engines) == ("29", None)
 
     results = await under_load(generator, torn, num_calls=2)
-    assert trainer.process.wait(10) == 1
+    assert trainer.process.wait(60) == 1
     named = [result for result in results if result[1].weight_versions]
     assert check_spans(named, {"29": first}) == {"29"}
     assert generator.out == {}

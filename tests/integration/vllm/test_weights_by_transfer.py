@@ -1,5 +1,6 @@
 """Weights that a trainer sends to a real engine over vLLM's weight-transfer interface, without files."""
 
+import anyio
 import anyio.to_thread
 import msgspec
 import pytest
@@ -10,11 +11,11 @@ from gymrl.errors import GeneratorDiedError, WeightUpdateError
 from gymrl.generation.fidelity import MAX_TOLERANCE
 from gymrl.generation.vllm import VllmGenerator
 from gymrl.generation.weights import GLOO_BACKEND, DirectoryWeights, TransferWeights
-from tests.integration.vllm.engines import PROMPT, engine_config
+from tests.integration.vllm.engines import PROMPT, ask_for_ever, engine_config
 from tests.integration.vllm.switching import LONG, check_spans, under_load
 from tests.integration.vllm.trainer import Order, Trainer, unchecked
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
 FIRST, SECOND = Order(model=0), Order(model=1)
 
@@ -47,10 +48,11 @@ async def test_weights_travel_from_the_trainer_to_the_engine_under_running_calls
         await tokens(5)
         await trainer.send(generator, FIRST, "2")
 
-    results = await under_load(generator, there_and_back, num_calls=4)
+    results = await under_load(generator, there_and_back, num_calls=4, again=True)
     seen = check_spans(results, {start: first, "1": second, "2": first})
     assert seen == {start, "1", "2"}
     assert all(result.finish_reason == "length" for _, result in results)
+    assert any(len(result.weight_versions) > 1 for _, result in results)
 
 
 async def test_half_precision_is_taken_as_it_is(generator, trainer, second):
@@ -183,15 +185,25 @@ async def test_weights_reach_both_workers_of_an_engine(models, second):
 
 
 async def test_an_engine_whose_trainer_stalls_is_ended_and_says_so(generator, models):
-    async def stall(tokens) -> None:
-        weights = await stalling.begin(Order(model=1, stalls_after=7))
-        with pytest.raises(WeightUpdateError, match=r"vllm.update_timeout_s.*was ended") as caught:
-            await generator.update_weights(weights, "stalled")
-        assert caught.value.serving is None
-        stalling.process.kill()
+    is_sampling = anyio.Event()
 
-    with Trainer(models) as stalling, pytest.RaisesGroup(pytest.RaisesExc(GeneratorDiedError)):
-        await under_load(generator, stall, num_calls=1)
+    async def ask() -> None:
+        with pytest.raises(GeneratorDiedError):
+            await ask_for_ever(generator, LONG, lambda *_: is_sampling.set())
+
+    with Trainer(models) as stalling:
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                await is_sampling.wait()
+                weights = await stalling.begin(Order(model=1, stalls_after=7))
+                with pytest.raises(
+                    WeightUpdateError, match=r"vllm.update_timeout_s.*was ended"
+                ) as caught:
+                    await generator.update_weights(weights, "stalled")
+                assert caught.value.serving is None
+        finally:
+            stalling.process.kill()
     assert not generator.is_running
     with pytest.raises(GeneratorDiedError, match="start the generator again"):
         await generator.generate(PROMPT, LONG)
