@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -49,14 +49,32 @@ def answer_keys(conversation: Conversation, parsed: ParsedText) -> list[bytes]:
         conversation: What was answered.
         parsed: The answer.
     """
-    *_, (_, history) = [(-1, _opening(conversation)), *_keys(conversation)]
+    history = conversation.history or history_of(conversation)
     calls = [parsed.tool_calls, parsed.tool_calls[:1]][: 1 + (len(parsed.tool_calls) > 1)]
     return [_extended(history, _answer(parsed.content, _made(made))) for made in calls]
 
 
-def find_prefix(
-    conversation: Conversation, ledger: RolloutLedger
-) -> tuple[dict[int, TruePrefix], bool]:
+def history_of(conversation: Conversation) -> bytes:
+    """The key of all messages of a conversation."""
+    *_, key = [_opening(conversation), *(key for _, key in _keys(conversation))]
+    return key
+
+
+class Found(NamedTuple):
+    """What a rollout's ledger knows of a conversation.
+
+    Attributes:
+        prefixes: As the conversation should have them.
+        is_unmatched: It has answers of an assistant, and none of them is known.
+        history: The key of all its messages.
+    """
+
+    prefixes: dict[int, TruePrefix]
+    is_unmatched: bool
+    history: bytes
+
+
+def find_prefix(conversation: Conversation, ledger: RolloutLedger) -> Found:
     """The tokens that the conversation continues, by place, and whether its history is unknown.
 
     Tokens that a message carries count as they are. The ledger speaks for messages that carry none.
@@ -65,16 +83,13 @@ def find_prefix(
         conversation: Of the request.
         ledger: Of its rollout.
 
-    Returns:
-        `prefixes` as the conversation should have them, and whether it has answers of an assistant
-        of which none is known.
-
     Raises:
         PrefixError: A message carries tokens, is an answer of this rollout, and the two disagree.
     """
     carried = dict(conversation.prefixes)
     newest = max(carried, default=-1)
     has_assistant = False
+    key = _opening(conversation)
     found: tuple[int, bytes] | None = None
     for place, key in _keys(conversation):
         if conversation.messages[place]["role"] == "assistant":
@@ -82,14 +97,14 @@ def find_prefix(
             if place >= newest and ledger.knows(key):
                 found = place, key
     if found is None:
-        return carried, has_assistant and not carried
-    place, key = found
-    known = ledger.answered(key)
+        return Found(carried, has_assistant and not carried, key)
+    place, answer_key = found
+    known = ledger.answered(answer_key)
     if place not in carried:
-        return {**carried, place: known}, False
+        return Found({**carried, place: known}, False, key)
     if carried[place] != known and not ledger.served(carried[place]):
         raise _disagree(place, carried[place], known)
-    return carried, False
+    return Found(carried, False, key)
 
 
 def _disagree(place: int, carried: TruePrefix, known: TruePrefix) -> PrefixError:

@@ -60,6 +60,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         images: What the parts ``{"type": "image"}`` of `messages` show, in order.
         ledger: Of the rollout that the call belongs to; what is sampled is recorded there.
         is_unmatched: See :class:`~gymrl.token_ledger.LedgerCall`.
+        history: The key of its messages in a ledger; empty: not made yet.
     """
 
     messages: list[dict[str, Any]]
@@ -70,6 +71,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[ConversationImage, ...] = ()
     ledger: RolloutLedger | None = None
     is_unmatched: bool = False
+    history: bytes = b""
 
     @property
     def is_short(self) -> bool:
@@ -83,10 +85,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             PrefixError: A message carries other tokens than those that were served.
         """
-        prefixes, is_unmatched = find_prefix(self, ledger)
-        return msgspec.structs.replace(
-            self, ledger=ledger, prefixes=prefixes, is_unmatched=is_unmatched
-        )
+        return msgspec.structs.replace(self, ledger=ledger, **find_prefix(self, ledger)._asdict())
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

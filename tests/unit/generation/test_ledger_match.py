@@ -127,3 +127,13 @@ def test_of_equal_answers_the_carried_tokens_say_which_one_it_is():
     assert carried.prefixes == {2: TRUE}
     plain = Conversation(messages=messages).in_rollout(ledger)
     assert plain.prefixes == {2: TruePrefix([1, 2], [8, 5])}
+
+
+def test_an_answer_has_the_same_keys_whether_its_conversation_was_looked_for_or_not():
+    messages = [*ASKED, {"role": "assistant", "content": "hello"}, NEXT]
+    conversation = Conversation(messages=messages, tools=[TOOL])
+    looked_for = conversation.in_rollout(served(ParsedText("hello"), tools=[TOOL]))
+    assert looked_for.prefixes == {2: TRUE}
+    parsed = ParsedText("", None, (ToolCall("f", "{}"), ToolCall("f", '{"a": 1}')))
+    assert answer_keys(looked_for, parsed) == answer_keys(conversation, parsed)
+    assert len(set(answer_keys(conversation, parsed))) == 2
