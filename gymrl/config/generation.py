@@ -26,7 +26,7 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
         dtype: Of the weights: ``float32``, ``bfloat16``, ``float16``; ``auto`` is the checkpoint's.
         device: ``auto`` takes a GPU when there is one.
         max_batch_size: Sequences decoded together. 1 makes tokens independent of load.
-        max_model_len: Context in tokens; None is the model's own.
+        max_model_len: Context in tokens; None is the model's own, or that of `vllm.base_urls`.
         num_threads: Torch's intra-op threads; None is torch's default.
         logprobs_mode: ``processed``: of the sampling distribution (after temperature and top-p,
             top-k). ``raw``: of the model's own, at temperature 1.
@@ -72,6 +72,12 @@ class GenerationConfig(Config, frozen=True, kw_only=True, forbid_unknown_fields=
         require(self.ledger_max_bytes >= 0, "ledger_max_bytes", self.ledger_max_bytes, "0 or more")
         require(
             self.ledger_max_age_s > 0, "ledger_max_age_s", self.ledger_max_age_s, "must be positive"
+        )
+        require(
+            self.backend == "vllm" or not self.vllm.base_urls,
+            "vllm.base_urls",
+            list(self.vllm.base_urls),
+            f"backend={self.backend!r} loads the model itself and asks no server; set backend: vllm",
         )
         require(bool(self.model), "model", self.model, "name a directory, a hub id or smollm2")
         require(self.max_batch_size > 0, "max_batch_size", self.max_batch_size, "must be positive")

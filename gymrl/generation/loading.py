@@ -72,7 +72,12 @@ async def _load(
         tokenizer, end_ids, _ = await anyio.to_thread.run_sync(_outline, config)
         dtype = await anyio.to_thread.run_sync(_routes_dtype, config)
         generator = await RemoteVllmGenerator.connect(
-            config.vllm, end_ids, config.logprobs_mode, dtype, resolve_model(config.model)
+            config.vllm,
+            end_ids,
+            config.logprobs_mode,
+            dtype,
+            resolve_model(config.model),
+            config.max_model_len,
         )
         return generator, tokenizer
     from gymrl.generation.vllm import VllmGenerator  # noqa: PLC0415

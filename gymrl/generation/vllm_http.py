@@ -96,6 +96,7 @@ class RemoteVllmGenerator:
         routes_dtype: Of the routes that they return; None leaves them out.
         model: Directory of the model that they serve, where it is known; see
             :class:`~gymrl.generation.vllm_updates.ServerFleet`.
+        max_model_len: Context in tokens; None is the servers' own.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class RemoteVllmGenerator:
         logprobs_mode: LogprobsMode,
         routes_dtype: RoutesDtype | None = None,
         model: str | None = None,
+        max_model_len: int | None = None,
     ) -> None:
         self._routes_dtype: RoutesDtype | None = routes_dtype
         self._balancer = Balancer([_root(url) for url in config.base_urls])
@@ -112,7 +114,8 @@ class RemoteVllmGenerator:
         self._end_ids = frozenset(end_ids)
         self._logprobs_mode: LogprobsMode = logprobs_mode
         self._facts: dict[str, ServerFacts] = {}
-        self._max_model_len = 0
+        self._context = 0  # the servers' own
+        self._max_model_len = max_model_len or 0
         self._weight_version = "unknown"
         self._closed = False
         self._calls: set[anyio.CancelScope] = set()
@@ -129,15 +132,17 @@ class RemoteVllmGenerator:
         logprobs_mode: LogprobsMode = "processed",
         routes_dtype: RoutesDtype | None = None,
         model: str | None = None,
+        max_model_len: int | None = None,
     ) -> Self:
         """Look at every server; those that don't answer are out until they do.
 
         Raises:
             ConfigError: A server gives other log-probabilities than `logprobs_mode`, or servers
-                disagree about the context's length, or a key is missing or not accepted.
+                disagree about the context's length, or it is less than `max_model_len`, or a key is
+                missing or not accepted.
             GenerationTransportError: None of them answers; the text says why for each.
         """
-        generator = cls(config, end_ids, logprobs_mode, routes_dtype, model)
+        generator = cls(config, end_ids, logprobs_mode, routes_dtype, model, max_model_len)
         try:
             await generator._open()
         except BaseException:
@@ -156,7 +161,14 @@ class RemoteVllmGenerator:
                 "them with one --max-model-len",
                 setting="vllm.base_urls",
             )
-        self._max_model_len = lengths.pop()
+        self._context = lengths.pop()
+        if self._max_model_len > self._context:
+            raise ConfigError(
+                f"max_model_len={self._max_model_len}: the servers of vllm.base_urls have a context of "
+                f"{self._context} tokens",
+                setting="max_model_len",
+            )
+        self._max_model_len = self._max_model_len or self._context
         self._probe = self._tasks.start(self._look_after(), "probe")
 
     @property
@@ -440,10 +452,10 @@ class RemoteVllmGenerator:
                 f"--logprobs-mode {self._logprobs_mode}_logprobs",
                 setting="logprobs_mode",
             )
-        if self._max_model_len not in (0, facts.max_model_len):
+        if self._context not in (0, facts.max_model_len):
             raise ConfigError(
                 f"{upstream.url} has a context of {facts.max_model_len} tokens now, the others "
-                f"have {self._max_model_len}",
+                f"have {self._context}",
                 setting="vllm.base_urls",
             )
         self._facts[upstream.url] = facts

@@ -286,6 +286,15 @@ def test_a_configuration_shows_no_key_that_a_server_is_given():
     assert repr(SamplingParams(seed=3)).startswith("SamplingParams(temperature=1.0, top_p=1.0")
 
 
+def test_servers_by_url_are_not_forgotten_where_another_backend_is_asked_for():
+    """The model was loaded here, and the servers were never asked."""
+    servers = VllmConfig(base_urls=("http://a:8000",))
+    with pytest.raises(ConfigError, match="set backend: vllm") as caught:
+        GenerationConfig(model="m", vllm=servers)
+    assert caught.value.setting == "vllm.base_urls"
+    assert GenerationConfig(model="m", backend="vllm", vllm=servers).vllm is servers
+
+
 def test_settings_of_a_class_that_derives_from_the_one_that_is_wanted_are_taken():
     class OwnVllmConfig(VllmConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
         note: str = ""

@@ -22,9 +22,10 @@ async def servers() -> AsyncIterator[list[FakeVllm]]:
 def connect():
     opened: list[RemoteVllmGenerator] = []
 
-    async def connect(*urls: str, **settings) -> RemoteVllmGenerator:
+    async def connect(*urls: str, max_model_len=None, **settings) -> RemoteVllmGenerator:
         config = VllmConfig(base_urls=urls, **{"probe_interval_s": 0.05, **settings})
-        opened.append(await RemoteVllmGenerator.connect(config, (2,)))
+        generator = await RemoteVllmGenerator.connect(config, (2,), max_model_len=max_model_len)
+        opened.append(generator)
         return opened[-1]
 
     connect.opened = opened

@@ -9,6 +9,7 @@ from gymrl.config import SamplingParams
 from gymrl.errors import (
     BadLogprobsError,
     ConfigError,
+    ContextOverflowError,
     DeadlineExceeded,
     GenerationError,
     GenerationRequestError,
@@ -253,6 +254,21 @@ async def test_a_request_that_vllm_refuses_is_the_requests_fault(servers, connec
     with pytest.raises(GenerationRequestError, match="9999 is out of vocabulary"):
         await generator.generate(PROMPT, SAMPLING)
     assert generator.out == {}
+
+
+async def test_a_shorter_context_than_the_servers_is_kept_and_a_longer_one_refused(
+    servers, connect
+):
+    """`max_model_len` was ignored for servers by URL."""
+    own = (await connect(servers[0].url)).max_model_len
+    generator = await connect(servers[0].url, max_model_len=5)
+    assert generator.max_model_len == 5 < own
+    await generator.generate(PROMPT, SAMPLING)
+    assert servers[0].requests[-1]["sampling_params"]["max_tokens"] == 1
+    with pytest.raises(ContextOverflowError, match="context length is 5 tokens"):
+        await generator.generate([*PROMPT, 5], SAMPLING)
+    with pytest.raises(ConfigError, match=f"have a context of {own} tokens"):
+        await connect(servers[0].url, max_model_len=own + 1)
 
 
 async def test_a_call_has_a_deadline_that_names_its_setting(servers, connect):
