@@ -160,7 +160,23 @@ def _generation_block(options: RolloutOptions, base: dict[str, Any]) -> dict[str
             flag = flags[next(iter(changes))]
             raise ConfigError(f"{flag} needs --model: it is a setting of a model loaded here")
         return None
-    return {**(block or {}), **changes}
+    block = {**(block or {}), **changes}
+    check_batch_size(options.batch_size, block.get("backend"))
+    return block
+
+
+def check_batch_size(batch_size: int | None, backend: str | None) -> None:
+    """Refuse a batch size that the backend would not keep to.
+
+    Raises:
+        ConfigError: The command line gives one, and vLLM is what samples.
+    """
+    if batch_size is not None and backend == "vllm":
+        raise ConfigError(
+            f"--batch-size {batch_size} is the embedded generator's; vLLM decodes as many sequences as its "
+            f"memory takes, or generation.vllm.engine_args: {{max_num_seqs: {batch_size}}} in a --config",
+            setting="--batch-size",
+        )
 
 
 def _gym_block(options: RolloutOptions, base: dict[str, Any], tasks: _Tasks) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import anyio
 import typer
 
 from gymrl.actors import spawn
+from gymrl.cli.plan import check_batch_size
 from gymrl.cli.serving import HEALTH_EVERY_S, run_until_interrupted
 from gymrl.config import GenerationConfig, read_mapping
 from gymrl.generation.server import listening_socket
@@ -34,6 +35,7 @@ def generation_config(path: Path | None, **given: Any) -> GenerationConfig | Non
     values = {**values, **{name: value for name, value in given.items() if value is not None}}
     if path is None and "model" not in values:
         return None
+    check_batch_size(given.get("max_batch_size"), values.get("backend"))
     return GenerationConfig.from_dict(values)
 
 

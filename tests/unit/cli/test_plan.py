@@ -176,6 +176,7 @@ def test_servers_of_a_file_replace_those_of_a_benchmark_by_name(tmp_path):
         ({"model": None, "base_urls": ("http://x/v1",), "dtype": "float32"}, "--dtype needs"),
         ({"model": None, "batch_size": 2}, "--batch-size needs --model"),
         ({"model": None, "backend": "vllm"}, "--backend needs --model"),
+        ({"backend": "vllm", "batch_size": 1}, r"--batch-size 1 .*max_num_seqs: 1"),
         ({"side_calls": "keep"}, "add --token-source ledger"),
         ({"side_calls": "keep", "token_source": "both"}, "add --token-source ledger"),
         ({"num_generations": 0}, "--num-generations 0: must be positive"),

@@ -25,3 +25,13 @@ def test_a_setting_that_is_none_is_told(tmp_path):
     path.write_text("model: there\nbatchsize: 5\n")
     with pytest.raises(ConfigError, match="batchsize"):
         generation_config(path)
+
+
+def test_a_batch_size_that_the_backend_would_not_keep_to_is_refused(tmp_path):
+    """It was ignored, and with it the promise of `--batch-size 1`."""
+    path = tmp_path / "config.yaml"
+    path.write_text("{model: there, backend: vllm}")
+    with pytest.raises(ConfigError, match="max_num_seqs: 4") as caught:
+        generation_config(path, max_batch_size=4)
+    assert caught.value.setting == "--batch-size"
+    assert generation_config(path, max_batch_size=4, backend="transformers").max_batch_size == 4
