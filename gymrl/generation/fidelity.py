@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gymrl.config import LogprobsMode, SamplingParams
-from gymrl.errors import BadLogprobsError
+from gymrl.errors import BadLogprobsError, GenerationRequestError
 from gymrl.extras import optional_imports
 from gymrl.generation.decoding import cache_argument
 from gymrl.generation.sampling import sampled_logprob
@@ -129,6 +129,7 @@ def check_fidelity(
     Raises:
         BadLogprobsError: A recorded log-probability is not finite, or the arrays of a sequence
             don't fit together.
+        GenerationRequestError: A sequence holds a token that the model does not have.
     """
     recomputed = recompute_logprobs(model, sequences, mode=mode, max_tokens=max_tokens)
     total, count = 0.0, 0
@@ -173,9 +174,12 @@ def recompute_logprobs(
 
     Raises:
         BadLogprobsError: A sequence's arrays don't fit together, or hold no finite number.
+        GenerationRequestError: A sequence holds a token that the model does not have.
     """
+    vocab_size = int(model.get_input_embeddings().weight.shape[0])
     for index, sequence in enumerate(sequences):
         _check(sequence, index)
+        _check_vocabulary(sequence, index, vocab_size)
     results = [np.zeros(len(s.token_ids), dtype=np.float32) for s in sequences]
     for batch in _batches([len(s.token_ids) for s in sequences], max_tokens):
         piece = max(max_tokens // len(batch), 1)
@@ -204,6 +208,17 @@ def _check(sequence: RecordedSequence, index: int) -> None:
             f"sequence {index}: the recorded log-probability at position {position} is "
             f"{sequence.logprobs[position]}",
             row=index,
+            position=position,
+        )
+
+
+def _check_vocabulary(sequence: RecordedSequence, index: int, vocab_size: int) -> None:
+    outside = np.flatnonzero((sequence.token_ids < 0) | (sequence.token_ids >= vocab_size))
+    if outside.size:
+        position = int(outside[0])
+        raise GenerationRequestError(
+            f"sequence {index}: token {sequence.token_ids[position]} at position {position} is outside the "
+            f"vocabulary of {vocab_size} tokens: this is not the model that sampled it",
             position=position,
         )
 

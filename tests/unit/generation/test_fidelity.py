@@ -6,7 +6,7 @@ import pytest
 
 from gymrl.concurrency import gather_bounded
 from gymrl.config import SamplingParams
-from gymrl.errors import BadLogprobsError
+from gymrl.errors import BadLogprobsError, GenerationRequestError
 from gymrl.generation.fidelity import RecordedSequence, check_fidelity, recompute_logprobs
 from gymrl.generation.transformers import TransformersGenerator
 from gymrl.types import Reward, Trajectory, Turn
@@ -101,6 +101,17 @@ def test_arrays_that_do_not_fit_together_are_refused(tiny_model):
     sequence = RecordedSequence.of_call([1, 2], [3, 4], [-0.5], SamplingParams())
     with pytest.raises(BadLogprobsError, match="don't fit together"):
         check_fidelity(tiny_model, [sequence])
+
+
+@pytest.mark.parametrize("token_id", [-1, 100_000])
+def test_a_sequence_of_another_model_is_told_before_the_forward_pass(tiny_model, token_id):
+    """torch said `index out of range in self`; on a GPU the process is lost with it."""
+    sequence = RecordedSequence.of_call([5, token_id], [6], [-1.0], SamplingParams())
+    with pytest.raises(GenerationRequestError, match="sequence 1: .* not the model that") as caught:
+        check_fidelity(
+            tiny_model, [RecordedSequence.of_call([5], [6], [-1.0], SamplingParams()), sequence]
+        )
+    assert caught.value.position == 1
 
 
 def test_a_first_token_can_not_have_been_sampled(tiny_model):
