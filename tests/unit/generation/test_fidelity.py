@@ -107,7 +107,9 @@ def test_arrays_that_do_not_fit_together_are_refused(tiny_model):
 def test_a_sequence_of_another_model_is_told_before_the_forward_pass(tiny_model, token_id):
     """torch said `index out of range in self`; on a GPU the process is lost with it."""
     sequence = RecordedSequence.of_call([5, token_id], [6], [-1.0], SamplingParams())
-    with pytest.raises(GenerationRequestError, match="sequence 1: .* not the model that") as caught:
+    with pytest.raises(
+        GenerationRequestError, match=r"sequence 1: .* not the model that"
+    ) as caught:
         check_fidelity(
             tiny_model, [RecordedSequence.of_call([5], [6], [-1.0], SamplingParams()), sequence]
         )
