@@ -25,8 +25,8 @@ train: install ## Teach a tiny model to say words (TASK=look_up: to ask a tool),
 test: install ## Run all tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-unit: install ## Run the unit tests alone (about a minute)
-	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+unit: install ## Run the unit tests alone (under a minute)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest tests/unit $(PYTEST_ARGS) # compiling them anew takes seconds
 
 newest: ## Run what touches models beside the newest packages, which vLLM for CPUs does not allow
 	@GYMRL_VENV=.venv-newest GYMRL_VLLM=no scripts/install

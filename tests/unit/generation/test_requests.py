@@ -53,7 +53,7 @@ def told(read, cls):
 
 
 @pytest.mark.parametrize("cls", [ResponsesRequest, ChatRequest, CompletionRequest, TokenizeRequest])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     fields=st.dictionaries(
         st.sampled_from(sorted({*ChatRequest.__struct_fields__, *ChatRequest.refused, "store"})),

@@ -62,7 +62,7 @@ def gaps(model, prompt, result, start=0, end=None) -> list[float]:
     return found[start:end]
 
 
-async def in_flight(generator, update, count=6):
+async def in_flight(generator, update, count=6, max_tokens=300):
     """Results of calls that were sampling when `update` ran."""
     results = []
     many_tokens = anyio.Event()
@@ -76,7 +76,7 @@ async def in_flight(generator, update, count=6):
 
     async def call(number) -> None:
         prompt = PROMPT * (1 + number % 3)
-        sampling = SamplingParams(max_tokens=300, seed=number)
+        sampling = SamplingParams(max_tokens=max_tokens, seed=number)
         result = await generator.generate(prompt, sampling, on_token=on_token)
         results.append((prompt, result))
 
@@ -125,10 +125,13 @@ async def test_tensors_of_a_trainers_model_are_taken(generator, plain):
 async def test_wait_lets_calls_end_on_the_old_weights(generator, plain):
     source = TensorWeights.of(plain["new"].state_dict())
     results = await in_flight(
-        generator, lambda: generator.update_weights(source, "1", pause="wait"), count=4
+        generator,
+        lambda: generator.update_weights(source, "1", pause="wait"),
+        count=4,
+        max_tokens=80,
     )
     for prompt, result in results:
-        assert result.weight_versions == [WeightSpan("0", 0, 300)]
+        assert result.weight_versions == [WeightSpan("0", 0, 80)]
         assert max(gaps(plain["old"], prompt, result)) < 1e-3
     assert (await generator.generate(PROMPT, SHORT)).weight_versions[0].version == "1"
 
