@@ -50,9 +50,16 @@ class TokenCarrier(msgspec.Struct, kw_only=True):
             where: Its place in the request.
 
         Raises:
-            GenerationRequestError: It is no list of ids.
+            GenerationRequestError: It is no list of ids, or there is no prompt.
         """
-        return TruePrefix(*(_read(getattr(self, name), f"{where}.{name}") for name in _FIELDS))
+        prefix = TruePrefix(*(_read(getattr(self, name), f"{where}.{name}") for name in _FIELDS))
+        if not prefix.prompt_token_ids:
+            raise GenerationRequestError(
+                f"{where}.prompt_token_ids is empty, and nothing is sampled from no prompt; send both "
+                "fields back as they came, or leave both out",
+                param=f"{where}.prompt_token_ids",
+            )
+        return prefix
 
 
 def _is_given(field: msgspec.Raw) -> bool:

@@ -114,7 +114,9 @@ def told(error: Exception, path: str) -> Told:
         case MediaError():
             return Told(400, str(error), INVALID, _asked(path), "image_refused")
         case GenerationRequestError():
-            param = _asked(path) if error.param == "input" else error.param
+            # A position is one of a token, whatever the prompt was made of.
+            is_prompt = error.param == "input" or error.position is not None
+            param = _asked(path) if is_prompt else error.param
             return Told(400, str(error), INVALID, param)
         case ConfigError():
             return Told(400, str(error), INVALID, error.setting)

@@ -244,6 +244,21 @@ async def test_what_is_wrong_is_named_as_the_route_calls_it(serve, path, body, p
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+async def test_a_token_that_no_model_has_is_told_under_the_field_that_it_came_in(serve_tiny):
+    carried = {"prompt_token_ids": [1, 99_999], "generation_token_ids": [5]}
+    answer = {"role": "assistant", "content": "x", **carried}
+    asked = [*USER, answer, *USER]
+    async with serve_tiny() as (client, _):
+        for path, body, param in (
+            ("/chat/completions", {"messages": asked}, "messages"),
+            ("/responses", {"input": asked, "stream": True}, "input"),
+            ("/completions", {"prompt": [99_999]}, "prompt"),
+        ):
+            status, told = await client.post(path, body)
+            assert (status, told["error"]["param"]) == (400, param)
+            assert "99999" in told["error"]["message"]
+
+
 async def test_an_error_repeats_the_beginning_of_what_it_was_given(serve):
     async with serve(ScriptedGenerator([])) as client:
         for body in (

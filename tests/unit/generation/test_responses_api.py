@@ -143,6 +143,10 @@ def test_two_answers_in_a_row_are_two_messages():
             {"role": "assistant", "content": "x", "generation_token_ids": [1]},
             "input[0].prompt_token_ids",
         ),
+        (
+            {"role": "assistant", "prompt_token_ids": [], "generation_token_ids": []},
+            "input[0].prompt_token_ids",
+        ),
     ],
 )
 def test_a_malformed_item_is_refused_with_its_place(item, param):
