@@ -49,6 +49,7 @@ from gymrl.generation.batch_spec import (
     column,
     output_of,
     prompts_of,
+    refuse_settings,
     verify_right_padding,
 )
 from gymrl.generation.chat import ChatFormat
@@ -252,6 +253,7 @@ class BatchGenerator:
         greedy: bool,
     ) -> list[_Request]:
         count = len(prompts)
+        refuse_settings(data)
         stops = column(data, "stop_strings", count)
         seeds = column(data, "seeds", count)
         limits = column(data, "max_new_tokens", count)

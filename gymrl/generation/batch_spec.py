@@ -176,6 +176,33 @@ def prompts_of(data: Mapping[str, Any] | GenerationDatumSpec, pad_token_id: int)
     return [row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
 
 
+_NO_COLUMNS = {
+    "ignore_eos": None,
+    "max_tokens": "max_new_tokens",
+    "seed": "seeds",
+    "stop": "stop_strings",
+    "stop_token_ids": None,
+    "temperature": None,
+    "top_k": None,
+    "top_p": None,
+}
+"""Settings of a generator that no sample has of its own, and the columns that come near them."""
+
+
+def refuse_settings(data: Mapping[str, Any] | Any) -> None:
+    """Refuse columns that ask for another distribution, and would be ignored like any that is unknown.
+
+    Raises:
+        GenerationRequestError: Naming the first.
+    """
+    for name, instead in _NO_COLUMNS.items():
+        if data.get(name) is not None:
+            remedy = (
+                f"a batch has {instead}" if instead else "set it for all samples (sampling=...)"
+            )
+            raise GenerationRequestError(f"{name} is no column of a batch: {remedy}", param=name)
+
+
 def column(data: Mapping[str, Any] | Any, name: str, count: int) -> list[Any]:
     """An optional column as a list of `count` entries; None for those that say nothing.
 

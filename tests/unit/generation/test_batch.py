@@ -51,6 +51,20 @@ def test_a_batch_comes_back_padded_with_lengths_log_probabilities_and_flags():
     assert verify_right_padding(output, PAD) == (True, None)
 
 
+@pytest.mark.parametrize(
+    ("column", "remedy"),
+    [("temperature", "sampling="), ("stop_token_ids", "sampling="), ("stop", "stop_strings")],
+)
+def test_a_column_that_asks_for_another_distribution_is_refused(column, remedy):
+    """It was ignored, as columns of a trainer's own are."""
+    policy = BatchGenerator(ScriptedGenerator(counting), pad_token_id=PAD)
+    batch = padded([[5, 6], [7]])
+    with pytest.raises(GenerationRequestError, match=f"{column} is no column.*{remedy}") as caught:
+        policy.generate({**batch, column: [0.5, 0.5]})
+    assert caught.value.param == column
+    policy.generate({**batch, column: None, "loss_multiplier": [1, 1]})
+
+
 def test_the_callers_batch_is_left_as_it_was():
     batch = {**padded([[1, 5], [1]]), "stop_strings": [["x"], None]}
     before = dict(batch)
