@@ -17,9 +17,9 @@ class Job:
 
     def __init__(self, code, output, log):
         self.code = code
-        self.log = log[-6000:]
         lines = [line[line.find("{") :] for line in output.splitlines() if "{" in line]
         self.said = [json.loads(line) for line in lines]
+        self.log = f"{log[-6000:]}\n{self.errors()}"
 
     def of(self, rank):
         return [facts for facts in self.said if facts["rank"] == rank]

@@ -14,7 +14,7 @@ from gymrl.recipes.say_word import build_word_model
 REASON = why_not()
 # Where the gates run, a machine that can't make hosts fails; elsewhere these tests are left out.
 pytestmark = [
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(400),
     pytest.mark.skipif(REASON is not None and os.environ.get("CI") != "true", reason=str(REASON)),
 ]
 JOB = str(Path(__file__).parent / "job.py")
@@ -50,15 +50,15 @@ class Running:
     def log(self, number):
         return (self._directory / f"log{number}").read_text()[-4000:]
 
-    def until(self, number, condition, seconds=100):
+    def until(self, number, condition, seconds=150):
         ends = time.monotonic() + seconds
         while not (found := [facts for facts in self.said(number) if condition(facts)]):
             assert time.monotonic() < ends, (self.said(number), self.log(number))
             time.sleep(0.1)
         return found[0]
 
-    def error(self, number, seconds=60):
-        return self.until(number, lambda facts: "error" in facts, seconds)
+    def error(self, number):
+        return self.until(number, lambda facts: "error" in facts)
 
 
 @pytest.fixture
