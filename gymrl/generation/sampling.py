@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gymrl.config import LogprobsMode, SamplingParams
 
 
+_SMALL_TEMPERATURE = 1e-3
+
+
 def process_logits(logits: torch.Tensor, samplings: Sequence[SamplingParams]) -> torch.Tensor:
     """Log-probabilities of the sampling distribution.
 
@@ -35,7 +38,11 @@ def process_logits(logits: torch.Tensor, samplings: Sequence[SamplingParams]) ->
     scaled = logits.float()
     temperatures = [s.temperature if s.temperature > 0 else 1.0 for s in samplings]
     if any(t != 1.0 for t in temperatures):
-        scaled = scaled / torch.tensor(temperatures, device=scaled.device).unsqueeze(-1)
+        if min(temperatures) < _SMALL_TEMPERATURE:
+            # The quotient of the likeliest would be infinite; the distribution is the same.
+            scaled = scaled - scaled.amax(dim=-1, keepdim=True)
+        tensor = torch.tensor(temperatures, device=scaled.device).unsqueeze(-1)
+        scaled = scaled / tensor.clamp(min=torch.finfo(tensor.dtype).tiny)
     filtered = [
         row
         for row, s in enumerate(samplings)
@@ -63,7 +70,9 @@ def _filter(scaled: torch.Tensor, samplings: Sequence[SamplingParams]) -> torch.
     mass = torch.softmax(ordered, dim=-1)
     # The mass before a token decides, so that the token which crosses top_p is still in.
     before = mass.cumsum(dim=-1) - mass
-    ordered = ordered.masked_fill((before >= top_p) & (top_p < 1.0), -torch.inf)
+    beyond_p = (before >= top_p) & (top_p < 1.0)
+    beyond_p[:, 0] = False  # also where float32 makes a zero of top_p
+    ordered = ordered.masked_fill(beyond_p, -torch.inf)
     return torch.full_like(scaled, -torch.inf).scatter_(-1, order, ordered)
 
 

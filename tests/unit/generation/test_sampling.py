@@ -24,6 +24,22 @@ def test_temperature_divides_the_logits():
     assert torch.allclose(processed, torch.log_softmax(logits(2.0, 4.0), -1))
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(top_p=1e-320),
+        SamplingParams(temperature=1e-40),
+        SamplingParams(temperature=1e-320),
+        SamplingParams(temperature=5e-324, top_p=1e-300, top_k=2),
+    ],
+)
+def test_settings_that_float32_makes_zero_of_take_the_likeliest(sampling):
+    """They gave NaN, and the call was told to check the model's weights."""
+    rows = torch.tensor([[-50.0, 3.0, 2.5], [900.0, -900.0, 0.0]])
+    processed = process_logits(rows, [sampling, sampling])
+    assert processed.exp().tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
 def test_top_k_keeps_the_likeliest_and_renormalises():
     processed = process_logits(logits(0.0, 1.0, 2.0), [SamplingParams(top_k=2)])
     assert processed[0, 0] == -math.inf
