@@ -374,6 +374,10 @@ class LedgerBook:
             touched, ledger = next(iter(self._ledgers.values()))
             if touched >= oldest:
                 return
+            if ledger.in_flight:
+                # It is not quiet: its call takes longer than that.
+                self._touch(ledger)
+                continue
             self._evict(
                 ledger,
                 f"it was quiet for longer than generation.ledger_max_age_s={self.max_age_s:g}",

@@ -436,6 +436,23 @@ def test_a_rollout_that_was_quiet_for_too_long_is_evicted():
     assert len(book.take("b").calls) == 1
 
 
+def test_a_rollout_whose_call_takes_longer_than_the_age_is_not_quiet():
+    """It was evicted while its call ran, and the row was lost with a remedy that was none."""
+    clock = Clock()
+    book = LedgerBook(max_age_s=10, clock=clock)
+    ledger = book.open("slow")
+    number = ledger.begin()
+    clock.now = 50.0
+    book.open("other")
+    ledger.record(number, [1], sampled([2]))
+    ledger.end()
+    clock.now = 59.0
+    assert len(book.read("slow").calls) == 1
+    clock.now = 61.0
+    with pytest.raises(LedgerEvictedError, match="ledger_max_age_s=10"):
+        book.read("slow")
+
+
 def test_a_book_without_room_keeps_nothing():
     book = LedgerBook(max_bytes=0)
     assert book.open("a") is None
