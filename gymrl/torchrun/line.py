@@ -21,7 +21,7 @@ from gymrl.actors.failures import ErrorData, bounded, describe, rebuild
 from gymrl.errors import DeadlineExceeded, RankFailedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Store = Any  # torch exports its stores without types
 
@@ -55,6 +55,20 @@ class Cause(msgspec.Struct, frozen=True):
         return failed
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """What a rank waits for that every rank comes to, in the same order.
+
+    Attributes:
+        key: Of the store; it is there when the wait is over.
+        what: In words.
+        since: Tells waits apart.
+    """
+
+    key: str = ""
+    what: str = ""
+    since: int = 0
+
+
 def _no_launcher() -> Exception:
     return RankFailedError(
         "torchrun, which had started it, was killed: nobody would start the job again, or end it"
@@ -70,9 +84,19 @@ class StoreLine:
         size: Ranks of the job.
         where: Host and process, as errors name this rank.
         timeout_s: A rank that shows nothing for so long is gone.
+        step_s: How often a rank that waits with all others looks whether they wait for the same.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, where: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        where: str,
+        timeout_s: float,
+        step_s: float = 2.0,
+    ) -> None:
+        self._step_s = step_s
         self._store = store
         self._rank = rank
         self._size = size
@@ -85,6 +109,7 @@ class StoreLine:
         self._broken: Exception | None = None
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._is_watching = False
+        store.set(f"at/{rank}", msgspec.msgpack.encode(Wait()))
         self._launcher = os.getppid() if _LAUNCHED_BY_TORCHRUN in os.environ else None
         self._thread = threading.Thread(target=self._run, name="gymrl-store", daemon=True)
         self._thread.start()
@@ -200,6 +225,54 @@ class StoreLine:
         """Publish a value for other ranks."""
         self.ask(lambda store: store.set(key, value), f"publishing {key}", self._timeout_s)
 
+    def get_in_step(
+        self, key: str, what: str, seconds: float | None, setting: str | None = None
+    ) -> bytes:
+        """As :meth:`get`, for what all ranks come to, in the same order.
+
+        Raises:
+            RankFailedError: The job failed meanwhile; or another rank waits for something else, so
+                that both would wait for ever.
+            DeadlineExceeded: It did not come in time.
+        """
+        wait: Wait | None = None
+        looked = 0.0
+        for waited in self._until_there(key, what, seconds, setting):
+            if waited - looked < self._step_s:
+                continue
+            looked = waited
+            if wait is None:
+                wait = Wait(key, what, time.monotonic_ns())
+                self.put(f"at/{self._rank}", msgspec.msgpack.encode(wait))
+            self._check_step(wait)
+        value: bytes = self.ask(lambda store: store.get(key), what, self._timeout_s)
+        if wait is not None:
+            self.put(f"at/{self._rank}", msgspec.msgpack.encode(Wait()))
+        return value
+
+    def _check_step(self, own: Wait) -> None:
+        keys = [f"at/{rank}" for rank in range(self._size)]
+
+        def look(store: Store) -> tuple[int, Wait] | None:
+            said = store.multi_get(keys) if store.check(keys) else []
+            for rank, text in enumerate(said):
+                other = msgspec.msgpack.decode(text, type=Wait)
+                if other.key in ("", own.key) or store.check([own.key]) or store.check([other.key]):
+                    continue
+                # It still waits, so that its key was not taken away after it was there.
+                if store.get(keys[rank]) == text:
+                    return rank, other
+            return None
+
+        found = self.ask(look, own.what, self._timeout_s)
+        if found is not None:
+            rank, other = found
+            raise RankFailedError(
+                f"rank {rank} waits for {other.what}, and rank {self._rank} for {own.what}: neither "
+                "will come. Every rank must call the same methods in the same order",
+                rank=rank,
+            )
+
     def get(self, key: str, what: str, seconds: float | None, setting: str | None = None) -> bytes:
         """A value that another rank publishes, when it is there.
 
@@ -209,6 +282,15 @@ class StoreLine:
             RankFailedError: The job failed meanwhile.
             DeadlineExceeded: It did not come in time.
         """
+        for _ in self._until_there(key, what, seconds, setting):
+            pass
+        value: bytes = self.ask(lambda store: store.get(key), what, self._timeout_s)
+        return value
+
+    def _until_there(
+        self, key: str, what: str, seconds: float | None, setting: str | None
+    ) -> Iterator[float]:
+        """How long it has been waited, until a key is there."""
         began = time.monotonic()
         while not self.ask(lambda store: store.check([key]), what, self._timeout_s):
             self.check()
@@ -221,9 +303,8 @@ class StoreLine:
                     seconds=seconds,
                     setting=setting,
                 )
+            yield waited
             time.sleep(_LOOK_CLOSELY_S if waited < 1 else _LOOK_IDLY_S)
-        value: bytes = self.ask(lambda store: store.get(key), what, self._timeout_s)
-        return value
 
     def forget(self, key: str, readers: int) -> None:
         """This rank has read a value; the last of its readers takes it away."""
@@ -247,7 +328,7 @@ class StoreLine:
         if here == self._size:
             self.put(f"{name}/all", b"1")
         try:
-            self.get(f"{name}/all", name, seconds, setting)
+            self.get_in_step(f"{name}/all", name, seconds, setting)
         except DeadlineExceeded as error:
             ranks = range(self._size)
             missing = self.ask(

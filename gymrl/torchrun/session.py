@@ -391,7 +391,7 @@ class Rollouts:
         seconds = self.config.collect_timeout_s
         what = f"its share of step {self._handouts}"
         header = msgspec.msgpack.decode(
-            world.line.get(key, what, seconds, "collect_timeout_s"), type=_Header
+            world.line.get_in_step(key, what, seconds, "collect_timeout_s"), type=_Header
         )
         world.line.forget(key, readers=world.size - 1)
         if self._cursor is not None:

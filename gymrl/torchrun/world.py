@@ -43,6 +43,8 @@ LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES = 256
 _PART_TIMEOUT_S = 5.0
 
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 class RankInfo(msgspec.Struct, frozen=True):
     """What a rank says of itself.
@@ -93,10 +95,53 @@ def launcher_secret(environment: Mapping[str, str]) -> bytes:
 
 
 def is_launched() -> bool:
-    """Whether a launcher has set the variables of a job with ranks, or a group exists."""
+    """Whether a launcher has set the variables of a job with ranks, or a group exists.
+
+    Raises:
+        ConfigError: As :func:`launched_by`.
+    """
     if dist.is_available() and dist.is_initialized():
         return True
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return launched_by(os.environ)
+
+
+def launched_by(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher's variables make this process a rank of a job.
+
+    Raises:
+        ConfigError: They say that there are other ranks, and not where; or a number is none. Each
+            rank would else run alone, or wait for the others until a deadline.
+    """
+    given = {name: environment[name] for name in _LAUNCH_VARIABLES if environment.get(name)}
+    missing = [name for name in _LAUNCH_VARIABLES if name not in given]
+    size = _number(given, "WORLD_SIZE", 1)
+    if missing and size > 1:
+        raise ConfigError(
+            f"WORLD_SIZE={size} says that there are other ranks, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set: start it with torchrun, or unset "
+            "WORLD_SIZE to run alone",
+            setting=missing[0],
+        )
+    if missing:
+        return False
+    rank, port = _number(given, "RANK", 0), _number(given, "MASTER_PORT", 1)
+    if rank >= size:
+        raise ConfigError(
+            f"RANK={rank} with WORLD_SIZE={size}: ranks are numbered from 0 to {size - 1}",
+            setting="RANK",
+        )
+    if port > 65535:
+        raise ConfigError(f"MASTER_PORT={port}: is no port", setting="MASTER_PORT")
+    return True
+
+
+def _number(given: Mapping[str, str], name: str, least: int) -> int:
+    text = given.get(name, str(least))
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(
+            f"{name}={text!r}: a launcher sets it to a number, {least} or more", setting=name
+        )
+    return int(text)
 
 
 class LoneWorld:
