@@ -22,7 +22,7 @@ from gymrl.records import read_records
 from gymrl.testing import build_tiny_model
 from gymrl.testing.model_server import ModelCall, ScriptedModelServer
 
-pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nemo_gym, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ async def test_gyms_verifier_compares_the_attempts_at_a_task_when_all_have_come(
             in_process=True,
             concurrency=1,
         )
-        with anyio.fail_after(120):
+        with anyio.fail_after(240):
             report = await run_evaluation(plan, tmp_path, options)
     assert report.complete
     records = list(read_records(tmp_path / "rollouts.jsonl"))
