@@ -44,7 +44,7 @@ from gymrl.generation.models import resolve_model
 from gymrl.generation.route_capture import RouteCapture
 from gymrl.generation.weight_exchange import Tensors, WeightUpdate, copy_weights, read_weights
 from gymrl.generation.weight_refusal import sender_told
-from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_pause
+from gymrl.generation.weights import INITIAL_VERSION, PauseMode, WeightSource, check_update
 
 with optional_imports():
     import torch
@@ -226,7 +226,7 @@ class TransformersGenerator:
     ) -> None:
         """See :meth:`gymrl.generation.weights.UpdatableGenerator.update_weights`."""
         async with sender_told(source):
-            check_pause(pause)
+            check_update(version, pause)
             try:
                 tensors = await anyio.to_thread.run_sync(self._read_weights, source)
                 update = WeightUpdate(tensors, version, pause)

@@ -50,7 +50,7 @@ from gymrl.generation.weights import (
     TensorWeights,
     TransferWeights,
     WeightSource,
-    check_pause,
+    check_update,
     describe,
 )
 
@@ -280,7 +280,7 @@ class VllmGenerator:
         refused until an update succeeds.
         """
         async with sender_told(source), self._updates:
-            check_pause(pause)
+            check_update(version, pause)
             try:
                 await self._update(source, version, pause)
             except GenerationError as error:

@@ -28,7 +28,7 @@ from gymrl.generation.vllm_orders import Placed, ServerOrders
 from gymrl.generation.vllm_rounds import NothingServesError, Round, said
 from gymrl.generation.vllm_servers import KnownServers, our_name
 from gymrl.generation.weight_offers import Offers, check_reach
-from gymrl.generation.weights import GLOO_BACKEND, UNNAMED, TransferWeights, check_pause
+from gymrl.generation.weights import GLOO_BACKEND, UNNAMED, TransferWeights, check_update
 
 if TYPE_CHECKING:
     from gymrl.config import VllmConfig
@@ -121,7 +121,7 @@ class ServerFleet:
         Raises:
             WeightUpdateError: They were not taken. Its text names the server, and what to do.
         """
-        check_pause(pause)
+        check_update(version, pause)
         async with self._turn:
             try:
                 self._check_allowed(version)
@@ -245,11 +245,6 @@ class ServerFleet:
             raise WeightUpdateError(
                 "servers named by vllm.base_urls belong to whoever runs them; set "
                 "vllm.update_servers: true if their weights are yours to exchange"
-            )
-        if version == UNNAMED:
-            raise WeightUpdateError(
-                f"a server that is started again calls its weights {UNNAMED!r}, and could not be "
-                "told from one that has these; use another version"
             )
 
     async def _gather_in(self, placed: Placed) -> list[str]:

@@ -55,13 +55,15 @@ new weights and goes on; ``wait`` lets them end on the old ones first; ``abort``
 they have. In every mode calls that arrive meanwhile wait for the new weights."""
 
 
-def check_pause(pause: str) -> None:
-    """Refuse a mode that is none of ours.
+def check_update(version: str, pause: str) -> None:
+    """Refuse a version that could not be told from others, and a mode that is none of ours.
 
     Raises:
-        ConfigError: Naming the three.
+        ConfigError: Naming what may be.
     """
     require(pause in get_args(PauseMode), "pause", pause, "use keep, wait or abort")
+    remedy = f"name the weights by a step's number, say; {UNNAMED!r} is what vLLM calls those without a name"
+    require(version not in ("", UNNAMED), "version", version, remedy)
 
 
 FLOAT_TYPES = ("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2")

@@ -57,10 +57,6 @@ async def test_a_transfer_that_does_not_fit_reaches_no_server():
     assert "1 of a type that is none of float32" in await refusal(weights)
 
 
-async def test_the_name_that_vllm_gives_its_first_weights_is_refused():
-    assert "use another version" in await refusal(DirectoryWeights(path="step_1"), "default")
-
-
 async def test_a_directory_without_weights_reaches_no_server(tmp_path):
     assert "holds no *.safetensors" in await refusal(DirectoryWeights(path=str(tmp_path)))
 

@@ -221,6 +221,14 @@ async def test_an_unknown_pause_is_refused(generator, plain):
         await generator.update_weights(TensorWeights(tensors={}), "1", pause="later")
 
 
+@pytest.mark.parametrize("version", ["", "default"])
+async def test_a_version_that_can_not_be_told_from_others_is_refused(generator, plain, version):
+    """vLLM calls weights without a name `default`: their tokens were said to be of version 0."""
+    with pytest.raises(ConfigError, match="name the weights by a step's number") as caught:
+        await generator.update_weights(TensorWeights(tensors={}), version)
+    assert caught.value.setting == "version"
+
+
 async def test_cancelling_an_update_that_waits_leaves_the_old_weights(generator, plain):
     source = TensorWeights.of(plain["new"].state_dict())
 

@@ -24,7 +24,7 @@ from gymrl.generation.weights import (
     TensorWeights,
     WeightSource,
     WeightTensor,
-    check_pause,
+    check_update,
     describe,
 )
 
@@ -198,9 +198,9 @@ def test_staging_fails_with_the_size_where_there_is_no_room():
 
 def test_pause_modes_are_checked():
     for mode in ("keep", "wait", "abort"):
-        check_pause(mode)
+        check_update("7", mode)
     with pytest.raises(ConfigError, match="pause='later': use keep, wait or abort"):
-        check_pause("later")
+        check_update("7", "later")
 
 
 def test_a_description_has_shape_and_type():
