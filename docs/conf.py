@@ -28,7 +28,7 @@ napoleon_numpy_docstring = False
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(abc|_?asyncio|collections|typing|pathlib|enum|logging|contextlib|random|types)(\..*)?",
+        r"(abc|_?asyncio|collections|concurrent|typing|pathlib|enum|logging|contextlib|random|socket|types)(\..*)?",
     ),
     (
         r"py:.*",

@@ -255,8 +255,8 @@ async def weight_takers(generator: Generator) -> list[str]:
     """Engines that a transfer of weights can go to now; a sender is made for so many.
 
     Returns:
-        One for each of them, in the order of their places: a server's URL, or the model of the engine
-        that the generator holds. Empty: it takes no transfers.
+        Each server's URL, or the model of the engine that the generator holds, in the order of their
+        places. Empty where it takes no transfers.
     """
     takers = getattr(generator, "weight_takers", None)
     return [] if takers is None else list(await takers())
