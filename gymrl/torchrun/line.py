@@ -46,8 +46,8 @@ class Cause(msgspec.Struct, frozen=True):
     def as_error(self) -> RankFailedError:
         """What the other ranks raise; the error itself is its ``__cause__``."""
         failed = RankFailedError(
-            f"rank {self.rank} ({self.where}) failed: {self.error.type}: "
-            f"{bounded(self.error.message, 4000)}",
+            f"rank {self.rank} ({self.where}) failed: {self.error.type}"
+            f"{': ' if self.error.message else ''}{bounded(self.error.message, 4000)}",
             rank=self.rank,
             where=self.where,
         )

@@ -139,6 +139,7 @@ class Rollouts:
         self._site = Site(self.config, self._world, self._options)
         seconds = self.config.rollout.start_timeout_s + 30
         try:
+            self._world.check_settings()
             self._handover = self._made_handover(self._world, self._site)
             self._site.open()
             self._world.barrier("the start of the workers", seconds, "rollout.start_timeout_s")

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import socket
@@ -21,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from gymrl.actors.authentication import MIN_SECRET
 from gymrl.errors import ConfigError, RankFailedError
+from gymrl.torchrun.agreement import differences, fingerprints, must_agree
 from gymrl.torchrun.line import LOOK_S, STORE_TIMEOUT, StoreLine
 from gymrl.torchrun.rendezvous import fresh_store
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from gymrl.torchrun.config import TorchrunConfig
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 SECRET_VARIABLE = "GYMRL_SECRET"  # the name of a variable, not its value
 """Where a launcher may put a secret of its own; nodes that have another one are refused."""
@@ -157,6 +161,9 @@ class LoneWorld:
     def check(self) -> None:
         """Nobody else can fail."""
 
+    def check_settings(self) -> None:
+        """Nobody to agree with."""
+
     def barrier(self, name: str, seconds: float, setting: str) -> None:
         """Nobody to wait for."""
 
@@ -271,6 +278,35 @@ class GroupWorld:
         self.mates = tuple(rank for rank, place in enumerate(places) if place == own)
         if self.rank == 0:
             self.line.watch_others()
+
+    def check_settings(self) -> None:
+        """Hold this rank's configuration against rank 0's; a collective.
+
+        Raises:
+            ConfigError: They can't work together; the text names the settings. Where they can, a
+                warning does.
+        """
+        own = fingerprints(self._config)
+        if self.rank == 0:
+            self.line.put("settings", msgspec.json.encode(own))
+            return
+        seconds, setting = self._config.rollout.start_timeout_s, "rollout.start_timeout_s"
+        first = self.line.get("settings", "rank 0's configuration", seconds, setting)
+        others = differences(own, msgspec.json.decode(first, type=dict[str, str]))
+        if not others:
+            return
+        fatal = [name for name in others if must_agree(name)]
+        if fatal:
+            raise ConfigError(
+                f"rank {self.rank} was given another {' and '.join(fatal)} than rank 0: give every "
+                "rank the same configuration",
+                setting=fatal[0],
+            )
+        logger.warning(
+            "rank %d was given another configuration than rank 0, whose own counts: %s",
+            self.rank,
+            ", ".join(others),
+        )
 
     # --- the secret ------------------------------------------------------------------------------
 

@@ -113,6 +113,14 @@ def body_raises():
         rollouts.update_weights(torch.nn.Linear(1, 1))
 
 
+def other_settings():
+    own = config()
+    if os.environ["RANK"] == "1":
+        own = TorchrunConfig(rollout=own.rollout, per_node=PerNode(gym_workers=3))
+    with gymrl.torchrun.rollouts(own) as rollouts:
+        rollouts.collect(latency_rows(2))
+
+
 def collective_waits():
     with gymrl.torchrun.rollouts(config()) as rollouts:
         rollouts.collect(latency_rows(2))

@@ -90,6 +90,13 @@ def test_an_exception_on_one_rank_is_raised_on_all(launch, name):
     assert errors[0]["cause"] == "KeyError"
 
 
+def test_a_rank_that_was_given_other_settings_names_them_and_ends_the_job(launch):
+    errors = launch("other_settings", all_speak=True).errors()
+    assert errors[1]["error"] == "ConfigError", errors
+    assert "rank 1 was given another per_node.gym_workers than rank 0" in errors[1]["text"]
+    assert (errors[0]["error"], errors[0]["cause"]) == ("RankFailedError", "ConfigError")
+
+
 def test_a_failing_engine_ends_every_rank_with_its_error(launch):
     job = launch("engine_fails", all_speak=True)
     errors = job.errors()
