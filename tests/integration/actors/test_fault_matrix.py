@@ -60,7 +60,7 @@ async def test_a_signal_to_a_worker_ends_every_phase_typed_and_leaves_nothing(
             pids.extend(await said(reached))
             os.kill(pids[0], number)
 
-        with anyio.fail_after(50):
+        with anyio.fail_after(100):
             async with anyio.create_task_group() as group:
                 group.start_soon(strike)
                 ends[phase] = await live_through(phase, reached, options)

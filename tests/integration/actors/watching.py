@@ -34,13 +34,13 @@ async def all_end(pids: Iterable[int], seconds: float = 60.0) -> bool:
     return False
 
 
-async def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     with anyio.fail_after(seconds):
         while not condition():
             await anyio.sleep(0.01)
 
 
-async def said(path: str, seconds: float = 30.0) -> list[int]:
+async def said(path: str, seconds: float = 60.0) -> list[int]:
     """The numbers that a worker writes into a file when it gets to its phase."""
     await until(lambda: os.path.exists(path), seconds)
     with open(path, encoding="utf-8") as file:
@@ -89,7 +89,7 @@ def segments() -> int:
         return sum("memfd:gymrl" in line or "/dev/shm/" in line for line in file)
 
 
-async def what_is_left(before: Open, seconds: float = 30.0) -> dict[str, int]:
+async def what_is_left(before: Open, seconds: float = 60.0) -> dict[str, int]:
     """What is open now and was not before; so many seconds are given to what is just ending."""
     left: dict[str, int] = {}
     with anyio.move_on_after(seconds):
