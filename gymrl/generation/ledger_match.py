@@ -22,18 +22,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gymrl.errors import PrefixError
+from gymrl.generation.prefix import TruePrefix
 from gymrl.generation.template_messages import arguments_mapping
 
 if TYPE_CHECKING:
     from gymrl.generation.ledger import RolloutLedger
     from gymrl.generation.parsing import ParsedText, ToolCall
     from gymrl.generation.policy import Conversation
-    from gymrl.generation.prefix import TruePrefix
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _KEY_BYTES = 16
@@ -60,7 +60,7 @@ def history_of(conversation: Conversation) -> bytes:
     return key
 
 
-class Found(NamedTuple):
+class Found(msgspec.Struct, frozen=True):
     """What a rollout's ledger knows of a conversation.
 
     Attributes:

@@ -85,7 +85,14 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             PrefixError: A message carries other tokens than those that were served.
         """
-        return msgspec.structs.replace(self, ledger=ledger, **find_prefix(self, ledger)._asdict())
+        found = find_prefix(self, ledger)
+        return msgspec.structs.replace(
+            self,
+            ledger=ledger,
+            prefixes=found.prefixes,
+            is_unmatched=found.is_unmatched,
+            history=found.history,
+        )
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
