@@ -80,7 +80,7 @@ def test_a_tiny_model_learns_to_ask_a_tool_and_to_say_what_it_answered(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_it_learns_from_stale_tokens_with_sharded_parameters_over_a_restart(tmp_path):
     settings = ("parallel=fsdp2", "max_staleness=1")
     finish(start(tmp_path, *settings, "steps=12"), 140)

@@ -135,7 +135,7 @@ def test_a_host_with_another_secret_is_refused(job):
 def test_a_worker_that_dies_on_another_host_is_told_of_with_its_exit_code(job):
     running = job(2, "worker_dies", all_speak=True, variables={"DIE_ROW": "1"})
     error = running.error(0)
-    assert error["error"] == "RolloutStreamError"
+    assert error["error"] == "RolloutStreamError", (error, running.error(1), running.log(1))
     assert "exit code 3" in error["text"]
     assert "node 1 (10.203.0.2)" in error["text"]
     assert running.error(1)["cause"] == "RolloutStreamError"
