@@ -18,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @given(st.lists(st.integers(0, 483), max_size=40), st.sampled_from([(), ("ab",), ("hello",)]))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_the_pieces_of_a_stream_add_up_to_the_text(token_ids, stop):
     stream = TextStream(CHAT, stop)
     pieces = [stream.push(token_id) for token_id in token_ids]

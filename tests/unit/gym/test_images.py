@@ -234,7 +234,7 @@ observed = st.one_of(
 sampled = st.sampled_from([[3], [4, 5], []])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(shown, max_size=2), st.lists(st.one_of(observed, sampled), max_size=9))
 def test_images_are_binned_as_a_naive_reading_bins_them(prompt, steps):
     seen: list[int] = [1]

@@ -18,13 +18,13 @@ def own(tokenizer, spans):
     return [tokenizer.decode(ids, skip_special_tokens=False) for ids in spans]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.integers(0, REAL.get_vocab_size() + 50), max_size=30), max_size=3))
 def test_any_ids_decode_as_the_tokenizer_decodes_them(spans):
     assert DECODE(spans) == own(REAL, spans)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.text(max_size=40))
 def test_a_text_comes_back_as_it_was(text):
     ids = REAL.encode(text, add_special_tokens=False).ids

@@ -78,7 +78,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(json_values, st.booleans())
 def test_lifting_and_restoring_gives_the_same_bytes(value, is_ascii):
     body = json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass")

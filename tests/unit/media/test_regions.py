@@ -82,7 +82,7 @@ def test_a_turn_that_shows_other_images_fails_and_both_numbers_are_named(
     assert (error.turn, error.expected, error.received) == (turn, expected, received)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 4), max_size=5), st.data())
 def test_images_laid_out_in_any_way_fit(sizes, data):
     tokens: list[int] = [1]

@@ -39,7 +39,7 @@ def nested_routes(draw) -> tuple[list[list[list[int]]], str]:
     return np.array(values).reshape(tokens, layers, top_k).tolist(), dtype
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(nested_routes())
 def test_an_envelope_is_what_a_naive_writer_makes_and_reads_back_exactly(case):
     rows, dtype = case
@@ -54,7 +54,7 @@ def test_an_envelope_is_what_a_naive_writer_makes_and_reads_back_exactly(case):
         assert again.tolist() == rows
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(nested_routes())
 def test_nested_lists_read_like_the_envelope_of_the_same_routes(case):
     rows, dtype = case
@@ -67,7 +67,7 @@ def test_nested_lists_read_like_the_envelope_of_the_same_routes(case):
     assert decode_routes(rows, dtype).dtype.name == dtype
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(nested_routes(), st.integers(0, 8))
 def test_the_last_rows_alone_are_those_of_the_whole(case, first):
     rows, dtype = case

@@ -119,7 +119,7 @@ def turns_of_calls(draw):
     return turns
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(turns_of_calls())
 def test_the_alignment_is_that_of_a_naive_walk(turns):
     sequence, naive, length, before_has_routes = RouteSequence(), [], 0, False

@@ -17,7 +17,7 @@ def ids_of(text):
     return np.array(REAL.encode(text, add_special_tokens=False).ids, np.int32)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(st.text(max_size=60))
 def test_the_texts_of_the_tokens_put_together_are_the_text(text):
     ids = ids_of(text)
