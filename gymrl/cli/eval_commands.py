@@ -170,12 +170,12 @@ def run(  # noqa: PLR0913 - one parameter an option
         bool, typer.Option("--in-process", help="Everything in this process, for debugging.")
     ] = False,
     batch_size: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
-            help="Sequences a loaded model decodes together. 1 makes tokens independent of load.",
+            help="Sequences a loaded model decodes together (16). 1 makes tokens independent of load.",
         ),
-    ] = 16,
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Rows under way at a time.")] = 128,
     max_tries: Annotated[
         int, typer.Option(min=1, help="Times that a row may fail, over all runs.")

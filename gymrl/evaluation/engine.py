@@ -130,14 +130,16 @@ def engine_config(
 def _generation(policy: PolicySettings, options: RunOptions, name: str) -> GenerationConfig | None:
     if policy.model is None:
         return None
-    return GenerationConfig(
+    generation = GenerationConfig(
         model=policy.model,
         backend=policy.backend,
         vllm=msgspec.structs.replace(VllmConfig(), engine_args=policy.engine_args),
         served_model_name=name,
         dtype=policy.dtype,
-        max_batch_size=options.batch_size,
         max_model_len=policy.max_model_len,
         num_threads=options.num_threads,
         on_rewrite="segment",
     )
+    if options.batch_size is None:
+        return generation
+    return msgspec.structs.replace(generation, max_batch_size=options.batch_size)

@@ -101,8 +101,10 @@ class RunOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tokenizer: Decodes the text kept beside the tokens; None: the loaded model's own.
         workers: Gym worker processes.
         in_process: Everything in this process, so that breakpoints stop.
-        batch_size: Sequences that a loaded model decodes together. With 1, tokens depend on
-            nothing that else is running; with more, the last bits of a logit do.
+        batch_size: Sequences that a loaded model decodes together; None: as many as
+            :class:`~gymrl.config.GenerationConfig` has. With 1, tokens depend on nothing that else
+            is running; with more, the last bits of a logit do. Not for vLLM, which would not keep
+            to it.
         num_threads: Torch's threads for a loaded model; None: torch's default.
         concurrency: Rows under way at a time.
         max_tries: Times that a row may fail, over all runs, before it stays failed. Tries whose
@@ -121,7 +123,7 @@ class RunOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokenizer: str | None = None
     workers: int = 1
     in_process: bool = False
-    batch_size: int = 16
+    batch_size: int | None = None
     num_threads: int | None = None
     concurrency: int = 128
     max_tries: int = 3
@@ -132,7 +134,7 @@ class RunOptions(Config, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for setting in ("workers", "batch_size", "concurrency", "max_tries", "max_outages"):
             value = getattr(self, setting)
-            require(value > 0, setting, value, "must be positive")
+            require(value is None or value > 0, setting, value, "must be positive")
         for setting in ("row_timeout_s", "start_timeout_s"):
             seconds = getattr(self, setting)
             require(
@@ -157,6 +159,13 @@ def check_policy(policy: PolicySettings, options: RunOptions) -> None:
             f"the plan loads the model {policy.model!r}, but the servers of a registry know their "
             "policy: leave one of them out",
             setting="registry_url",
+        )
+    if policy.model is not None and policy.backend == "vllm" and options.batch_size is not None:
+        raise ConfigError(
+            f"batch_size={options.batch_size} is the embedded generator's, and the plan has vLLM, which "
+            "decodes as many sequences as its memory takes: leave it out, or plan with "
+            f"engine_args={{'max_num_seqs': {options.batch_size}}}",
+            setting="batch_size",
         )
     if policy.model is None and not options.base_urls and options.registry_url is None:
         raise ConfigError(

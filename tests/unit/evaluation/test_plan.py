@@ -236,6 +236,15 @@ def test_a_run_needs_one_policy():
     check_policy(PolicySettings(), RunOptions(registry_url="http://a"))
 
 
+def test_a_batch_size_that_vllm_would_not_keep_to_is_refused():
+    with pytest.raises(ConfigError, match=r"batch_size=8 .* engine_args=\{'max_num_seqs': 8\}"):
+        check_policy(PolicySettings(model="m", backend="vllm"), RunOptions(batch_size=8))
+    check_policy(PolicySettings(model="m", backend="vllm"), RunOptions())
+    check_policy(PolicySettings(model="m"), RunOptions(batch_size=8))
+    with pytest.raises(ConfigError, match="batch_size"):
+        RunOptions(batch_size=0)
+
+
 def test_servers_need_a_name_to_ask_for(make_plan):
     with pytest.raises(ConfigError, match="set the policy's name"):
         completed_plan(make_plan(), RunOptions(base_urls=("http://a/v1",)))
