@@ -95,8 +95,8 @@ def open_things():
 
 
 def until_back_at(before):
-    """Threads that have ended are gone from the kernel's list a moment later."""
-    while open_things() != before:
+    """Threads that have ended are gone from the kernel's list a moment later, also earlier tests'."""
+    while any(now > then for now, then in zip(open_things(), before, strict=True)):
         time.sleep(0.01)
 
 
@@ -140,8 +140,8 @@ def test_what_a_worker_refuses_with_ends_the_send_and_the_waits_of_the_others(st
         sender.send(STATE)
     for worker in workers:
         worker.end()
-    # One that waits for nobody may have everything by then.
-    assert stage == "receiving" or f"no memory when {stage}" in str(workers[0].error)
+    # It may have everything by then; else it is told, or finds the trainer gone.
+    assert stage == "receiving" or isinstance(workers[0].error, WeightUpdateError)
     # The error is kept, and keeps nothing open.
     assert caught.value.__traceback__ is not None
     until_back_at(before)
@@ -199,8 +199,8 @@ def test_what_is_told_to_a_former_sender_at_the_same_address_does_not_concern_th
 
 
 def test_a_refusal_of_this_process_ends_a_send_whose_worker_neither_receives_nor_leaves():
-    """Gloo can't be interrupted: what it still waits for is left to its own deadline."""
-    sender = weight_sender("gloo", timeout_s=3)
+    """Gloo can't be interrupted: what it waits for is left to its deadline, or the worker's end."""
+    sender = weight_sender("gloo", timeout_s=LONG_S)
     state = {"w": torch.zeros(4), "big": torch.zeros(20_000_000)}
     worker = Worker(sender.weights(state))  # takes the first tensor alone
     errors = []
@@ -250,7 +250,7 @@ async def test_both_sides_of_a_delivery_end_when_the_engine_refuses():
         await deliver(sender, STATE, refuse)
     assert caught.value.num_engines == 2
     assert caught.value.__notes__[0].startswith("The sender: the engines' workers did not take")
-    assert open_things()[1] == before
+    assert open_things()[1] <= before
 
     async def take(weights):
         worker = Worker(weights)

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from concurrent.futures import Future, InvalidStateError
 
 import pytest
@@ -68,6 +69,11 @@ def take(weights, size=12):
     assert received.view(torch.float32).tolist() == [1, 2, 3]
 
 
+def until_the_sender_has_ended():
+    while "gymrl-beside" in [thread.name for thread in threading.enumerate()]:
+        time.sleep(0.01)
+
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -82,7 +88,7 @@ def test_what_an_engine_refuses_with_is_raised_at_once_and_nothing_is_left():
     place = engines.offered[0].init_info
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((place["host"], place["port"]))
-    assert "gymrl-beside" not in [thread.name for thread in threading.enumerate()]
+    until_the_sender_has_ended()
 
     engines.takes = take
     engines.handover.give(Model(), "8")
@@ -102,5 +108,5 @@ def test_a_rank_that_failed_elsewhere_ends_the_send_here():
     engines.wait = wait
     with pytest.raises(RankFailedError):
         engines.handover.give(Model(), "7")
-    assert "gymrl-beside" not in [thread.name for thread in threading.enumerate()]
+    until_the_sender_has_ended()
     never.set()
