@@ -34,8 +34,11 @@ def solver(planned):
     return call
 
 
+@pytest.fixture
 def child_processes():
-    return psutil.Process().children(recursive=True)
+    """Those that a test has; other tests may have a browser, say."""
+    before = psutil.Process().children(recursive=True)
+    return lambda: [p for p in psutil.Process().children(recursive=True) if p not in before]
 
 
 @contextlib.contextmanager
@@ -79,7 +82,7 @@ class Endpoint:
         await self._listener.stop()
 
 
-async def test_a_shipped_benchmark_is_planned_served_and_run():
+async def test_a_shipped_benchmark_is_planned_served_and_run(child_processes):
     planned = gymrl.plan_benchmark("chain_sum", overrides=SUMS)
     async with ScriptedModelServer(solver(planned)) as model:
         async with gymrl.serve_benchmark("chain_sum", overrides=policy(model)) as registry_server:
@@ -93,7 +96,7 @@ async def test_a_shipped_benchmark_is_planned_served_and_run():
     assert model.bodies[0]["max_output_tokens"] == 24
 
 
-def test_a_plain_with_serves_from_code_without_a_loop():
+def test_a_plain_with_serves_from_code_without_a_loop(child_processes):
     planned = gymrl.plan_benchmark("chain_sum", overrides=SUMS)
     wrong = ScriptedModelServer([ModelCall(text="I do not know.")])
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(wrong) as model:
@@ -149,7 +152,7 @@ async def test_the_registry_listens_where_it_was_told():
                 assert registry_server == gymrl.BaseServerConfig("127.0.0.1", port)
 
 
-async def test_a_registry_port_in_use_is_refused_and_nothing_is_left():
+async def test_a_registry_port_in_use_is_refused_and_nothing_is_left(child_processes):
     async with ScriptedModelServer([ModelCall(text="1")]) as model:
         with taken_port() as port:
             served = gymrl.serve_benchmark("chain_sum", overrides=policy(model), registry_port=port)
@@ -159,7 +162,7 @@ async def test_a_registry_port_in_use_is_refused_and_nothing_is_left():
     assert child_processes() == []
 
 
-async def test_a_model_endpoint_that_does_not_answer_is_refused_after_its_deadline():
+async def test_a_model_endpoint_that_does_not_answer_is_refused_after_its_deadline(child_processes):
     with free_port() as port:
         url = f"http://127.0.0.1:{port}/v1"
         overrides = policy(url, model_endpoint_readiness_timeout_seconds=2)
@@ -176,7 +179,7 @@ async def test_a_key_that_the_endpoint_refuses_is_said_at_once():
                 pass
 
 
-async def test_a_server_that_does_not_start_is_named(tinymath):
+async def test_a_server_that_does_not_start_is_named(child_processes, tinymath):
     overrides = policy("http://127.0.0.1:1/v1")
     async with Endpoint() as endpoint:
         served = gymrl.serve_benchmark(
@@ -190,7 +193,7 @@ async def test_a_server_that_does_not_start_is_named(tinymath):
     assert child_processes() == []
 
 
-async def test_an_error_in_the_block_comes_out_as_it_is_and_the_servers_end():
+async def test_an_error_in_the_block_comes_out_as_it_is_and_the_servers_end(child_processes):
     async with ScriptedModelServer([ModelCall(text="1")]) as model:
         with pytest.raises(ZeroDivisionError):
             async with gymrl.serve_benchmark("chain_sum", overrides=policy(model)):
