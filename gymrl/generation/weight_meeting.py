@@ -43,7 +43,7 @@ REFUSED = "refused"
 _PREFIX = "gymrl-weights"
 _LOOK_S = 0.01
 _WAIT_S = 0.1
-_TELL_TIMEOUT_S = 2.0
+_TELL_TIMEOUT_S = 10.0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,7 +337,9 @@ def visit(host: str, port: int, timeout_s: float) -> TCPStore:
 
 
 def tell_refusal(weights: TransferWeights, reason: str) -> None:
-    """Let the sender know that nobody takes its weights, wherever it is. Blocks for seconds at most.
+    """Let the sender know that nobody takes its weights, wherever it is. Blocks for 10 s at most.
+
+    Where it can't be told, it waits out its own `timeout_s`; the log says so.
 
     Args:
         weights: That it announced. By other backends than ``gymrl_gloo`` there is no way to it.
@@ -353,7 +355,17 @@ def tell_refusal(weights: TransferWeights, reason: str) -> None:
         said = msgspec.json.encode(Refusal(reason=reason)).decode()
         store.set(f"{REFUSED}/{weights.sender}", said)
     except RuntimeError as error:
-        logger.debug("the sender at %s:%d has gone already: %s", host, port, error)
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            logger.debug("the sender at %s:%d has gone already", host, port)
+            return
+        logger.warning(
+            "the sender of weights at %s:%d could not be told that they are refused (%s), and waits "
+            "until its own timeout_s: %s",
+            host,
+            port,
+            reason,
+            error,
+        )
 
 
 def _outlast(held: list[Any]) -> None:
