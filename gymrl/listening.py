@@ -104,11 +104,16 @@ class Door:
         self._is_open = True
 
     async def close(self) -> None:
-        """Refuse new connections; those that came go on. Safe to call twice."""
+        """Refuse new connections; those that came go on. Safe to call twice.
+
+        One that is cancelled has closed the door as well.
+        """
         if not self._is_open:
             return
         self._is_open = False
         asyncio.get_running_loop().remove_reader(self._bound)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await self._site.stop()
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        finally:
+            await self._site.stop()  # at once: it waits for nothing

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 
+import anyio
 import pytest
 import uvloop
 from aiohttp import web
@@ -50,6 +51,20 @@ def test_nobody_comes_in_once_the_door_is_closed(loop):
 
     with asyncio.Runner(loop_factory=loop) as turns:
         turns.run(knock())
+
+
+async def test_a_door_whose_closing_is_cancelled_is_closed():
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    bound = bound_socket("127.0.0.1", 0)
+    door = Door(runner, bound)
+    await door.open()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await door.close()
+    assert scope.cancelled_caught
+    assert bound.fileno() == -1
+    await runner.cleanup()
 
 
 async def test_of_two_sockets_of_one_port_the_second_is_refused_and_closed():
