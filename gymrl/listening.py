@@ -93,12 +93,16 @@ class Door:
     async def open(self) -> None:
         """Listen.
 
+        One that fails, or is cancelled, leaves nothing open.
+
         Raises:
             OSError: Another socket was quicker to listen on the port.
         """
         try:
             await self._site.start()
-        except OSError:
+        except BaseException:
+            if self._bound.fileno() != -1:
+                asyncio.get_running_loop().remove_reader(self._bound)
             self._bound.close()
             raise
         self._is_open = True

@@ -67,6 +67,18 @@ async def test_a_door_whose_closing_is_cancelled_is_closed():
     await runner.cleanup()
 
 
+async def test_a_door_whose_opening_is_cancelled_leaves_nothing_open():
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    bound = bound_socket("127.0.0.1", 0)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await Door(runner, bound).open()
+    assert scope.cancelled_caught
+    assert bound.fileno() == -1
+    await runner.cleanup()
+
+
 async def test_of_two_sockets_of_one_port_the_second_is_refused_and_closed():
     runner = web.AppRunner(web.Application())
     await runner.setup()
